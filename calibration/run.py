@@ -238,7 +238,17 @@ class Sweep:
             notes += [*scraper.notes(), *self._reuse(level, seen.get("kv_cache_blocks_reused", 0.0))]
         where = f"calibration run {self.run_id}, {server.model} at {server.url}"
         shared = target.plan.lengths[level.entry].shared_prefix
-        return measurement(load, level, target.replica, source=where, notes=notes, server=seen, shared_prefix=shared)
+        staggered = level.kind == "concurrency" and target.plan.ramp_s is None
+        return measurement(
+            load,
+            level,
+            target.replica,
+            source=where,
+            notes=notes,
+            server=seen,
+            shared_prefix=shared,
+            protocol="staggered" if staggered else "",
+        )
 
     def _reuse(self, level: Level, blocks: float) -> list[str]:
         lengths = self.target.plan.lengths[level.entry]

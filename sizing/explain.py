@@ -94,8 +94,9 @@ def remarks(
 ) -> Iterator[Caution]:
     """None where all is well; `predicted` holds at `load_per_s` requests/s per replica.
 
-    A limit near its floor: the latency of an idle replica, which no number of replicas lowers. A formula that
-    contradicts a simulated fleet: neither is then to be trusted blindly.
+    A limit near its floor: the latency of an idle replica, which no number of replicas lowers. A TTFT of which much is
+    the server's front end, outside the GPUs. A formula that contradicts a simulated fleet: neither is then to be
+    trusted blindly.
     """
     limit = predicted.binding(setting.sla)
     floor_s = load_response(candidate.replica, setting).idle.value_s(limit)
@@ -103,10 +104,24 @@ def remarks(
         name = idle_name(limit, setting.workload.lengths)
         times_s = {"limit_s": limit.limit_s, "floor_s": floor_s}
         yield Caution("near_floor", {"limit": name, "metric": limit.metric, **times_s})
+    yield from front_end(candidate.replica, setting.workload.lengths, load_per_s, predicted)
     if predicted.method == "simulation":
         by_formula = predict_at(candidate.replica, setting, load_per_s)
         if found := disagreement(by_formula, predicted):
             yield found
+
+
+SENDING_SHARE = 0.2
+"""Share of the mean TTFT that is said to go by in the front end, from here on."""
+
+
+def front_end(replica: Replica, lengths: Lengths, load_per_s: float, predicted: Prediction) -> Iterator[Caution]:
+    """What the server's front end makes of the mean TTFT at this load, where it is much."""
+    ttft_s, decoding_s = predicted.ttft.mean_s, predicted.e2e.mean_s - predicted.ttft.mean_s
+    tokens_per_s = load_per_s * lengths.osl
+    sending_s = float(replica.law.sending_s(load_per_s * decoding_s + 1, tokens_per_s))
+    if SENDING_SHARE * ttft_s <= sending_s < math.inf:
+        yield Caution("front_end", {"sending_s": sending_s, "ttft_s": ttft_s, "tokens_per_s": tokens_per_s})
 
 
 LONGER = 1.25

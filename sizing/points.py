@@ -28,6 +28,8 @@ Verdict = Literal[
     "", "steady", "overloaded", "unsteady", "client_limited", "shared", "errors", "wrong_lengths", "little"
 ]
 """What a point is worth: "" not judged, "steady" fit for use, every other void, and why."""
+Start = Literal["", "staggered", "together", "burst"]
+"""How the users of a closed loop began: one after the other, in the same instant, within a millisecond; "" not told."""
 UNITS: Mapping[LoadKind, str] = {
     "concurrency": "users",
     "sessions": "users with sessions",
@@ -60,6 +62,7 @@ class Point:
     closed loop and requests/s, the mean of them in a schedule or trace, in an open one. `prefix_tokens`: how many
     tokens at their head the prompts share; `prefix_hit`: the share of requests that found them in the server's prefix
     cache. Unknown counts as none. `kv_tokens`: how many tokens the instance's KV cache holds, as the server says.
+    `protocol`: how the users of a closed loop began, whose warm-up is left out of the figures if they were *staggered*.
     """
 
     model: Text
@@ -108,6 +111,7 @@ class Point:
     prefix_tokens: PrefixTokens | None = None
     prefix_hit: Share | None = None
     kv_tokens: Count | None = None
+    protocol: Start = ""
 
     @property
     def void(self) -> bool:
@@ -273,16 +277,22 @@ class Curve(NamedTuple):
 
 
 _POINTS = TypeAdapter(Point)
+_BEHIND = TypeAdapter(dict[str, Gpus])
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(Point))
 MOST_POINTS = 100_000
 MOST_BYTES = 50_000_000
 LONGEST_LINE = 100_000
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+REPLICAS = "replicas"
+"""A further column of tables from elsewhere: replicas behind the endpoint that was measured."""
 NEEDED = ("model", "precision", "gpu", "tp", "isl", "osl", "load_kind", "load_value", "requests_per_s")
 
 
-def read_points(path: Path | str, most: int = MOST_POINTS) -> list[Point]:
+def read_points(path: Path | str, most: int = MOST_POINTS, *, replicas: int = 1) -> list[Point]:
     """The points of a CSV file with the columns of the points table; empty cells are unknown values.
+
+    Of several equal replicas behind one endpoint a point is what one of them saw (see `Point.of_one`): as many as its
+    row says in a column `replicas`, else as the caller says.
 
     Raises PointsError, one line naming file, row and column, if the file is missing, is not a points table, holds more
     than `most` points, or a value is impossible.
@@ -292,7 +302,7 @@ def read_points(path: Path | str, most: int = MOST_POINTS) -> list[Point]:
             raw = file.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
             raise PointsError(f"{path}: larger than {MOST_BYTES // 1_000_000} MB, which no points table is")
-        return _parse(csv.reader(_lines(raw)), str(path), most)
+        return _parse(csv.reader(_lines(raw)), str(path), most, replicas)
     except FileNotFoundError:
         raise PointsError(f"{path}: no such points file") from None
     except UnicodeDecodeError:
@@ -309,13 +319,13 @@ def _lines(raw: bytes) -> Iterator[str]:
         yield line
 
 
-def _parse(rows: Iterator[list[str]], name: str, most: int) -> list[Point]:
+def _parse(rows: Iterator[list[str]], name: str, most: int, replicas: int) -> list[Point]:
     header = _header(next(rows, []), name)
     points: list[Point] = []
     for number, row in enumerate(filter(None, rows), start=2):
         if len(points) == most:
             raise PointsError(f"{name}: more than {most:,} points: split it")
-        points.append(_point(header, row, f"{name}, row {number}"))
+        points.append(_point(header, row, f"{name}, row {number}", replicas))
     if not points:
         raise PointsError(f"{name}: the file holds no points, only a header")
     return points
@@ -326,7 +336,7 @@ def _header(header: list[str], name: str) -> list[str]:
         if column not in header:
             raise PointsError(f"{name}: column {column!r} is missing; a points table needs {', '.join(NEEDED)}")
     for place, column in enumerate(header):
-        if column not in COLUMNS:
+        if column not in (*COLUMNS, REPLICAS):
             near = difflib.get_close_matches(column[:LONGEST_QUOTE], COLUMNS)
             hint = f"did you mean {' or '.join(near)}?" if near else "leave it out"
             raise PointsError(f"{name}: unknown column {quoted(column)}: {hint}")
@@ -335,12 +345,13 @@ def _header(header: list[str], name: str) -> list[str]:
     return header
 
 
-def _point(header: list[str], row: list[str], where: str) -> Point:
+def _point(header: list[str], row: list[str], where: str, replicas: int) -> Point:
     if len(row) > len(header):
         raise PointsError(f"{where}: more cells than columns")
     known: dict[str, Any] = {column: _value(cell) for column, cell in zip(header, row, strict=False) if cell}
     try:
-        return _POINTS.validate_python(known)
+        behind = _BEHIND.validate_python({REPLICAS: known.pop(REPLICAS, replicas)})[REPLICAS]
+        return _POINTS.validate_python(known).of_one(behind)
     except ValidationError as error:
         fault = first_fault(error)
         raise PointsError(f"{where}, column {fault.key!r}: {fault.reason}") from None

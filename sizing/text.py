@@ -783,6 +783,8 @@ def fit_lines(fitted: Fit) -> tuple[str, ...]:
 def _extra(fitted: Fit, name: str) -> str:
     if name == "kv_tokens":
         return f"a KV cache of {fitted.batching.kv_tokens:,} tokens"
+    if name == "send_s":
+        return f"the server's front end takes {milliseconds(fitted.law.send_s)} to send a token"
     return f"{percent(fitted.law.unread)} of the weights' time is saved by a single sequence"
 
 
@@ -845,6 +847,11 @@ CAUTIONS: dict[CautionKind, str] = {
     "near_floor": (
         "more GPUs will not help: {limit} is {floor_s:ms}{by_formula} on an idle replica, of {limit_s:ms} allowed; "
         "what makes a request slow is {cause}, not the queue"
+    ),
+    "front_end": (
+        "some {sending_s:ms} of a mean TTFT of {ttft_s:ms} go by in the server's front end, which sends "
+        "{tokens_per_s:,.0f} tokens/s one after another: more of its processes (vLLM: --api-server-count) would "
+        "shorten it, other GPUs would not"
     ),
     "diluted": (
         "{diluted}: with {longer_osl:,} output tokens instead of {osl:g}, {longer_gpus} GPUs would do (by formula), "

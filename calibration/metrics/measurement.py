@@ -30,7 +30,7 @@ from calibration.metrics.window import Sample, failed_inside, mean_in_flight, sa
 from calibration.plan import Level
 from calibration.records import Load, Measurement
 from sizing.numbers import Floats
-from sizing.points import Deployment, Point
+from sizing.points import Deployment, Point, Start
 
 Mask = NDArray[np.bool_]
 
@@ -251,11 +251,13 @@ def measurement(
     notes: Iterable[str] = (),
     server: Mapping[str, float] | None = None,
     shared_prefix: int = 0,
+    protocol: Start = "",
 ) -> Measurement:
     """The point of `level` with its verdict, facts and log. A void point keeps its numbers.
 
     Latencies and rates are those of answered requests, of a wrong length too; `errors` counts both kinds of failure.
     `shared_prefix`: tokens at their head that all prompts shared by plan; `server` may tell how many were found cached.
+    `protocol`: how the users of a closed loop began.
     Raises NothingAnswered if no answered request lies in the window.
     """
     seen = sample(load)
@@ -280,6 +282,7 @@ def measurement(
         verdict=verdict,
         **prefix_columns(level.lengths.isl, shared_prefix, server or {}),
         kv_tokens=_whole((server or {}).get("kv_cache_tokens")),
+        protocol=protocol,
     )
     return Measurement(point, known, dict(server or {}), load.log)
 

@@ -30,10 +30,10 @@ WAIT_FOR_LOCK_S = 30
 CONNECT_WITHIN_S = 5
 TRY_AGAIN_FOR_S = 60.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
-SCHEMA = 5
+SCHEMA = 6
 """Version of the tables, to be raised with every column added. 1: without verdicts, facts, records and owners. 2:
 without progress, requests to stop and points that wait for acceptance. 3: without the prefix that prompts share. 4:
-without the size of the KV cache."""
+without the size of the KV cache. 5: without the way users began."""
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ _FORMS = "sqlite:////folder/file.db or postgresql://user:password@host:5432/name
 
 
 def _column(name: str) -> sql.Column[Any]:
-    if name == "verdict":
+    if name in ("verdict", "protocol"):
         return sql.Column(name, sql.Text, nullable=False, server_default="")
     kind: Any = sql.Integer if name in WHOLE else sql.Text if name in _TEXT else sql.Double
     return sql.Column(name, kind, primary_key=name in LEVEL)

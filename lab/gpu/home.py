@@ -135,7 +135,7 @@ def taken_anew(store: Store, run_id: int) -> Iterator[tuple[Point, RequestLog]]:
         load = Load(log, start_s, stop_s, issued, "budget", client, known.get("offered_per_s"))
         level = Level(0, was.lengths, was.load_kind, was.load_value, issued)
         point = measurement(load, level, was.deployment, source="", server=found.server, shared_prefix=shared).point
-        yield replace(point, measured_at=was.measured_at), log
+        yield replace(point, measured_at=was.measured_at, protocol=was.protocol), log
 
 
 def _rows(log: RequestLog) -> Iterator[tuple[object, ...]]:

@@ -169,6 +169,7 @@ def coefficients(fitted: Fit, facts: Mapping[str, Any]) -> str:
         (f"a step of {sequences} sequences of {tokens:,} tokens", step_s, weights_s + sequences * tokens * context_s),
         ("a step with prompts in it", law.prefill_s, None),
         ("a request, before its first step", law.request_s, None),
+        ("a token sent, in the API server", law.send_s, None),
     ]
     cells = [
         (

@@ -224,13 +224,14 @@ protocol_option = click.option(
     "--protocol",
     type=click.Choice(list(STARTS)),
     help="How the users of the points began: all at once, one after the other, or within a millisecond. "
-    "Without it the fit tells by what explains the points best.",
+    "Without it what the points say counts (column protocol), else what explains them best.",
 )
 REPLICAS: dict[str, Any] = {
     "type": click.IntRange(1, MOST_GPUS),
     "default": 1,
     "show_default": True,
-    "help": "Equal replicas behind the endpoint that was measured: users and requests/s of the points are divided.",
+    "help": "Equal replicas behind the endpoint that was measured, where the points do not say (column replicas): "
+    "users and requests/s are divided.",
 }
 which_options = options(
     click.option("--gpu", default="", help="GPUs to compare, comma-separated. Without it: those in --points."),
@@ -289,7 +290,7 @@ def points_of(given: dict[str, Any]) -> list[Point]:
     """The measured points of the file that --points names, as one replica saw them; none without it."""
     if not given["points"]:
         return []
-    return [point.of_one(given["points_replicas"]) for point in read_points(given["points"])]
+    return read_points(given["points"], replicas=given["points_replicas"])
 
 
 def protocol_of(given: dict[str, Any]) -> Protocol:

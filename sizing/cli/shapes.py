@@ -77,12 +77,12 @@ def bend_json(bent: BentLaw) -> dict[str, Any]:
     """The law with its bend at one pair of lengths: factors on decode steps and on iterations with a prompt."""
     bend = bent.law.bend
     factors = {"decode": np.exp(bend.decode).tolist(), "prompt": np.exp(bend.prompt).tolist()}
-    law = {name: getattr(bent.law, name) for name in COEFFICIENTS}
+    law = {name: getattr(bent.law, name) for name in (*COEFFICIENTS, "send_s")}
     return {"isl": bent.isl, "osl": bent.osl, "law": law, "sequences": list(bend.sequences), **factors}
 
 
 def extra_value(fitted: Fit, name: str) -> float:
-    """What was fitted beside the coefficients: the share "unread", or "kv_tokens"."""
+    """What was fitted beside the coefficients: the share "unread", "kv_tokens", or "send_s"."""
     return fitted.batching.kv_tokens if name == "kv_tokens" else float(getattr(fitted.law, name))
 
 

@@ -20,7 +20,17 @@ import numpy as np
 
 from sizing import catalog
 from sizing.catalog import unread_shares
-from sizing.engine import COEFFICIENTS, POLICIES, Batching, Policy, StepLaw, known_lookahead, known_memory, known_slots
+from sizing.engine import (
+    COEFFICIENTS,
+    FREE,
+    POLICIES,
+    Batching,
+    Policy,
+    StepLaw,
+    known_lookahead,
+    known_memory,
+    known_slots,
+)
 from sizing.errors import CatalogueError, FitError
 from sizing.estimate import DayZero, prior_law, token_share
 from sizing.fitting.bends import BentLaw, bend
@@ -30,6 +40,7 @@ from sizing.fitting.levels import (
     Observed,
     ServedTrace,
     busiest,
+    concurrency,
     counted_apart,
     decoding,
     in_flight,
@@ -43,7 +54,7 @@ from sizing.fitting.parameters import LawError
 from sizing.fitting.result import CoveredRange, Distrust, Fit, PointError, Unknown
 from sizing.fitting.search import APART, BESIDE_KERNELS, KERNEL_TIMED, LITTLE, Known, Trial, best_trial
 from sizing.numbers import Floats
-from sizing.points import UNTOLD, Deployment, Point, Protocol, same_isl
+from sizing.points import STARTS, UNTOLD, Deployment, Point, Protocol, same_isl
 from sizing.prediction import Caution
 
 # --- Which coefficients the points tell and which they do not, and the measurement that would
@@ -60,6 +71,7 @@ MEASURES = {
     "prefill_s": "measure one open-loop point, or lengths that vary: then prompts hold up decodes one by one",
     "request_s": "measure one open-loop point, or lengths that vary: then prompts hold up decodes one by one",
     "unread": "measure one and two users",
+    "send_s": "measure many users with short prompts: most tokens/s",
     "kv_tokens": "measure more users than the KV cache holds, or give its size",
 }
 
@@ -116,7 +128,8 @@ def fit(
     catalogue has both. `batching`: the engine's, when it is known; otherwise the policy is chosen by residual and the
     batch limit taken from the points, `kv_tokens` from the caller or else the points, `token_budget` from the caller,
     `lookahead_steps` from the caller, else from what is known of the engine, or 0 where that explains the points
-    better. `protocol`: how the points were measured. A KV cache of unknown size is fitted where it seems to limit the
+    better. `protocol`: how the points were measured; where it says nothing of the start, what the points say counts if
+    they agree. A KV cache of unknown size is fitted where it seems to limit the
     batch.
     Points of one load level scale the law that they lean on, and say nothing of its shape.
     Raises FitError without points to fit, with several deployments, or with one load level and no law to scale.
@@ -147,7 +160,15 @@ def fit(
     assumed = batching is None and lookahead_steps is None and rules[0].lookahead_steps > 0
     seen = _with_budget_seen(rules, chosen) if batching is None and token_budget is None else ()
     known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error, assumed, seen)
-    return _fitted(Observed(chosen, protocol=protocol), known)
+    return _fitted(Observed(chosen, protocol=told_by(chosen, protocol)), known)
+
+
+def told_by(points: Sequence[Point], protocol: Protocol) -> Protocol:
+    """The protocol, with the start that all closed loops of several users tell where it does not say one itself."""
+    starts = {point.protocol for point in points if point.load_kind == "concurrency" and concurrency(point) > 1}
+    if protocol.start != "unknown" or len(starts) != 1 or starts == {""}:
+        return protocol
+    return replace(protocol, start=STARTS[starts.pop()])
 
 
 def _kv_tokens(told: DayZero, points: Sequence[Point]) -> int | None:
@@ -199,8 +220,7 @@ def _of_shape(prior: StepLaw | None, shares: tuple[float, float] | None) -> Step
     """The law to lean on, with the unread shares that follow from the model's shape where it is known."""
     if shares is None:
         return prior
-    nothing = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)
-    return replace(prior or nothing, unread=shares[0], unread_decay=shares[1])
+    return replace(prior or FREE, unread=shares[0], unread_decay=shares[1])
 
 
 def _fitted(observed: Observed, known: Known) -> Fit:

@@ -26,12 +26,12 @@ depart from the eight coefficients by 5 to 20 % at single levels."""
 class Parameters:
     """What is fitted, what it leans on, and what stays as it is.
 
-    `names`: the eight coefficients, then perhaps "unread" (the share of weights that one sequence does not need) and
-    "kv_tokens" (the size of the KV cache), then the bends at the batches `nodes`, of decode steps and of iterations
-    with a prompt. `centre`, shape (names,): mean of the prior of each number. `sigma`, shape (names,), and `shared`,
-    shape (names, errors): standard deviations of what each number may be off by itself, and of what it is off by with
-    others, a column for each such error. The numbers are natural logarithms, of `unread` the logit, of bends whitened:
-    independent standard normal variables before the data. `base`: the rest of the engine.
+    `names`: the eight coefficients, then perhaps "unread" (the share of weights that one sequence does not need),
+    "kv_tokens" (the size of the KV cache) and "send_s" (see `StepLaw`), then the bends at the batches `nodes`, of
+    decode steps and of iterations with a prompt. `centre`, shape (names,): mean of the prior of each number. `sigma`,
+    shape (names,), and `shared`, shape (names, errors): standard deviations of what each number may be off by itself,
+    and of what it is off by with others, a column for each such error. The numbers are natural logarithms, of `unread`
+    the logit, of bends whitened: independent standard normal variables before the data. `base`: the rest of the engine.
     """
 
     names: tuple[str, ...]
@@ -110,9 +110,11 @@ def bend_root(nodes: tuple[float, ...]) -> Floats:
 
 
 def with_extra(engine: Replica, name: str, number: float, least_kv_tokens: int = 1) -> Replica:
-    """The engine with its unread share (from its logit) or its KV cache (from its logarithm) replaced."""
+    """The engine with its unread share (from its logit), its KV cache or `send_s` (from their logarithms) replaced."""
     if name == "unread":
         return replace(engine, law=engine.law.with_values(unread=1 / (1 + math.exp(-number))))
+    if name == "send_s":
+        return replace(engine, law=engine.law.with_values(send_s=math.exp(number)))
     kv_tokens = max(least_kv_tokens, round(math.exp(min(number, 30.0))))
     return replace(engine, batching=replace(engine.batching, kv_tokens=kv_tokens))
 
@@ -125,6 +127,8 @@ def numbers_of(engine: Replica, names: Sequence[str]) -> Floats:
         numbers.append(math.log(share / (1 - share)))
     if "kv_tokens" in names:
         numbers.append(math.log(engine.batching.kv_tokens))
+    if "send_s" in names:
+        numbers.append(math.log(engine.law.send_s))
     return np.array(numbers)
 
 
@@ -159,10 +163,10 @@ def moved(engine: Replica, names: Sequence[str], shift: Floats, least_kv_tokens:
 def law_parameters(
     centre: Floats, sigma: Floats, shared: Floats, batching: Batching, prior: StepLaw | None
 ) -> Parameters:
-    """The eight coefficients; shares of the weights that are not read stay as the prior law has them."""
-    unread = (prior.unread, prior.unread_decay) if prior else (0.0, 0.0)
+    """The eight coefficients; shares of the weights that are not read, and `send_s`, stay as the prior law has them."""
     law = FREE.with_values(**dict(zip(COEFFICIENTS, map(float, np.exp(centre)), strict=True)))
-    law = law.with_values(unread=unread[0], unread_decay=unread[1])
+    if prior:
+        law = law.with_values(unread=prior.unread, unread_decay=prior.unread_decay, send_s=prior.send_s)
     return Parameters(COEFFICIENTS, centre, sigma, shared, Replica(law, batching))
 
 

@@ -234,7 +234,7 @@ def _between(common: StepLaw, bent: StepLaw, share: float) -> StepLaw:
     bend = bent.bend
     faded = Bend(bend.sequences, tuple(share * g for g in bend.decode), tuple(share * g for g in bend.prompt))
     law = bent.with_values(**dict(zip(COEFFICIENTS, map(float, seconds), strict=True)))
-    return replace(law, bend=faded)
+    return replace(law, bend=faded, send_s=common.send_s ** (1 - share) * bent.send_s**share)
 
 
 def _covariance_between(common: Floats, bent: Floats, share: float) -> Floats:
@@ -250,21 +250,21 @@ def _covariance_between(common: Floats, bent: Floats, share: float) -> Floats:
 class Fit:
     """A law for one deployment and what is known of its errors.
 
-    `names`: the eight coefficients; `extra`: what else was fitted ("unread", "kv_tokens"). `covariance`, shape (names +
-    extra) squared: of the coefficients, as shares of their values, of the logarithm of the KV cache and the logit of
-    `unread`; widened where the residuals exceed the measurement errors. `chi2_per_point`: mean squared residual over
-    the assumed measurement error; 1 is perfect, above 2 the law or the policy is wrong. `leave_one_out`: median
-    relative error of requests/s and ITL at points that the fit had not seen (one Gauss-Newton step from the full fit;
-    NaN: too few points). `distrusted`: points that were given little weight. `left`, shape (levels, 3): what each
-    closed-loop level shows beyond the engine (see `left_over`); NaN for distrusted ones and other loads. `unknown`:
-    coefficients that the points do not tell. `lockstep`: the users had started at once with equal lengths and stayed in
-    lockstep, which barely separates request and prefill overheads. `protocol`: how the points were measured, as told or
-    as found. `sigmas`: standard errors of the logarithms one by one, from the slopes alone; wider than those of
-    `covariance`, which also holds what the cost says further away and serves the bands of answers. `law_error`: how far
-    the law was found to be off, beyond the errors of the measurement. `bent`: the laws that bend with the batch, one
-    for each pair of lengths measured, where the law alone is off; `law` is the one of all lengths. `open_sizes`: see
-    `BentLaw`. `elsewhere`: error of all times for each unit of distance in ln(ISL) and ln(OSL) from the lengths
-    measured.
+    `names`: the eight coefficients; `extra`: what else was fitted ("unread", "kv_tokens", "send_s"). `covariance`,
+    shape (names + extra) squared: of the coefficients, as shares of their values, of the logarithms of KV cache and
+    `send_s` and the logit of `unread`; widened where the residuals exceed the measurement errors. `chi2_per_point`:
+    mean squared residual over the assumed measurement error; 1 is perfect, above 2 the law or the policy is wrong.
+    `leave_one_out`: median relative error of requests/s and ITL at points that the fit had not seen (one Gauss-Newton
+    step from the full fit; NaN: too few points). `distrusted`: points that were given little weight. `left`, shape
+    (levels, 3): what each closed-loop level shows beyond the engine (see `left_over`); NaN for distrusted ones and
+    other loads. `unknown`: coefficients that the points do not tell. `lockstep`: the users had started at once with
+    equal lengths and stayed in lockstep, which barely separates request and prefill overheads. `protocol`: how the
+    points were measured, as told or as found. `sigmas`: standard errors of the logarithms one by one, from the slopes
+    alone; wider than those of `covariance`, which also holds what the cost says further away and serves the bands of
+    answers. `law_error`: how far the law was found to be off, beyond the errors of the measurement. `bent`: the laws
+    that bend with the batch, one for each pair of lengths measured, where the law alone is off; `law` is the one of all
+    lengths. `open_sizes`: see `BentLaw`. `elsewhere`: error of all times for each unit of distance in ln(ISL) and
+    ln(OSL) from the lengths measured.
     """
 
     deployment: Deployment

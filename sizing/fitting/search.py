@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.engine import COEFFICIENTS, Batching, Replica, StepLaw
+from sizing.engine import COEFFICIENTS, Batching, Replica, StepLaw, known_sending_s
 from sizing.fitting.levels import (
     FULL,
     MOST_DISTRUSTED,
@@ -557,6 +557,7 @@ def explained(observed: Observed, known: Known, rival: Trial | None = None) -> T
         best = from_other_valley(best)
     if not known.shape_known:
         best = perhaps(best, unread_candidate(best))
+    best = with_sending(best)
     return min(rival, best, key=lambda trial: trial.claim) if rival else best
 
 
@@ -713,6 +714,27 @@ def unread_candidate(best: Trial) -> Parameters | None:
     if slow_alone < 1 and fast_beside > -3:
         return None
     return best.parameters.plus("unread", -1.0, 1.5)
+
+
+SEND_SD = 0.8
+"""Standard deviation, in logarithms, of what a front end takes to send a token about what is known of its engine's."""
+SEND_STARTS = (-3.0, -2.0, -1.0, 0.0, 0.7)
+"""Where the search for it starts, beside that."""
+
+
+def with_sending(best: Trial) -> Trial:
+    """The same and what the front end takes to send a token, of engines of which that is roughly known: where the
+    points do not tell it, the fit leans on what other servers took."""
+    send_s = known_sending_s(best.observed.points[0].engine)
+    if of_one_level(best.observed.points) or not send_s:
+        return best
+    wider = best.parameters.plus("send_s", math.log(send_s), SEND_SD)
+    trials = [
+        Trial(best.observed, wider, np.append(best.numbers, wider.centre[-1] + offset), robust=True, errors=best.errors)
+        for offset in SEND_STARTS
+    ]
+    trial = min(trials, key=lambda trial: trial.cost_at(trial.numbers))
+    return trial.search(evaluations=8, stride=0.1, central=True, carried=True)
 
 
 def kv_candidate(best: Trial) -> Parameters | None:

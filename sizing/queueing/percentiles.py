@@ -266,7 +266,8 @@ def _predict_in_flight(
     """TTFT, ITL (NaN where OSL = 1) and E2E of the requests that `points` stand for, in seconds; and their gaps."""
     found = scene.state.found_by(points.state)
     ttft, own_s, left = first_token_s(scene, found, requests, points)
-    ttft = ttft + scene.replica.law.request_s
+    law, sequences = scene.replica.law, np.minimum(found, scene.state.slots - 1) + 1
+    ttft = ttft + law.request_s + law.sending_s(sequences, scene.rate_per_s * (scene.demand.decode_steps + 1))
     stall_s = np.where(requests.steps > 0, first_stall_s(scene, found, own_s, left, points), 0.0)
     decoding = requests.steps * mean_step_over_life_s(scene, found, requests, points, stall_s)
     itl = np.divide(decoding, requests.gaps, out=np.full_like(decoding, np.nan), where=requests.gaps > 0)

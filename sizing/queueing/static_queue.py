@@ -165,7 +165,8 @@ def predict_static(
     batch = np.clip(ahead - full * chain.most + 1 + behind, 1, chain.most)
     isl, square = _prompts_with_own(replica, lengths, batch, points)
     steps = lengths.osl_at(points.osl) - 1
-    ttft = rest + full_s + prefill_batch_s(replica.law, batch, isl, square) + replica.law.request_s
+    prefill_s = prefill_batch_s(replica.law, batch, isl, square)
+    ttft = rest + full_s + prefill_s + replica.law.request_s + replica.law.sending_s(batch, rate_per_s * lengths.osl)
     itl = decode_batch_s(replica.law, batch, isl, steps)
     gap = NOT_COUNTED
     if gaps and steps.any():

@@ -80,9 +80,8 @@ def measure_closed(
     gaps = no_gaps(counted=token_gaps)
     run = closed_loop(replica, concurrency, isl, osl, ramp_s, seed=seed, gaps=gaps)
     first, last = measured_rounds(len(run), concurrency)
-    outside_s = replica.law.request_s
     requests_per_s = (last - first) / (run["arrival_s"][last] - run["arrival_s"][first])
-    tally = tallied(run, slice(first, last), outside_s, early_s=outside_s)
+    tally = tallied(run, slice(first, last), early_s=replica.law.request_s)
     result = simulated(tally, float(requests_per_s), math.nan, False)
     return replace(result, watched=Watched(0, *gap_percentiles_s(gaps)))
 
@@ -155,7 +154,7 @@ def run_users(
         step(engine, state, mine, requests, next_s)
         gone = state.first_gone
         while gone != NOBODY:
-            sent = send(requests, sent, requests[gone].done_s + engine.request_s)
+            sent = send(requests, sent, requests[gone].done_s + requests[gone].outside_s)
             gone = requests[gone].behind
     if begin == 0:
         gaps += mine.gaps

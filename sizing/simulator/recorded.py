@@ -271,7 +271,7 @@ def replay(
         give(fleet, np.arange(len(held), len(run)), 0.0, routes)
         if first + part >= len(trace):
             run_to(fleet, 0, replicas, math.inf)
-        held = np.empty(count_gone(run, replica.law.request_s, ends_s, metrics, limits_s, tally), run.dtype)
+        held = np.empty(count_gone(run, ends_s, metrics, limits_s, tally), run.dtype)
         if len(held) + part >= MAX_REQUESTS:
             raise ScenarioError(
                 f"{len(held):,} requests wait at {trace.clock(trace.arrival_s[now][-1])}: too many to hold"
@@ -368,9 +368,7 @@ def has_left(requests: Requests, request: int) -> bool:
 
 
 @compiled
-def count_gone(
-    requests: Requests, request_s: float, ends_s: Seconds, metrics: Tokens, limits_s: Seconds, tally: Tally
-) -> int:
+def count_gone(requests: Requests, ends_s: Seconds, metrics: Tokens, limits_s: Seconds, tally: Tally) -> int:
     """Count the requests that have left in the hours they arrived in, which end at `ends_s`; returns the others.
 
     Each is counted among all and, where there are classes, by the limits of its own.
@@ -389,9 +387,9 @@ def count_gone(
         served = request.outcome == SERVED
         gaps = request.osl - 1
         if served:
-            seconds[0] = request.first_token_s - request.arrival_s + request_s
+            seconds[0] = request.first_token_s - request.arrival_s + request.outside_s
             seconds[1] = (request.done_s - request.first_token_s) / gaps if gaps > 0 else 0.0
-            seconds[2] = request.done_s - request.arrival_s + request_s
+            seconds[2] = request.done_s - request.arrival_s + request.outside_s
         for member in range(1 if groups == 1 else 2):
             group = member * (1 + request.stream)
             gone[group, hour] += 1

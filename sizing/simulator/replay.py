@@ -230,12 +230,12 @@ def run_all(
         while place < len(windows) and windows[place, 0] == number:
             begin, end, row = windows[place, 1], windows[place, 2], windows[place, 3]
             if users[number] > 0:
-                add_latencies(run, known, begin, end, np.inf, engine.request_s, weights[row], means[row])
+                add_latencies(run, known, begin, end, np.inf, weights[row], means[row])
                 add_closed_rate(run, users[number], begin, end, engine.request_s, weights[row], means[row])
             else:
                 limit_s = until_s[number]
-                add_latencies(run, known, begin, end, limit_s, engine.request_s, weights[row], means[row])
-                add_stream(run, known, begin, end, limit_s, engine.request_s, weights[row], means[row])
+                add_latencies(run, known, begin, end, limit_s, weights[row], means[row])
+                add_stream(run, known, begin, end, limit_s, weights[row], means[row])
             place += 1
     for row in rows:
         means[row, 6] = percentile_s(gaps[row], 50.0)
@@ -249,7 +249,6 @@ def add_latencies(
     begin: int,
     end: int,
     until_s: float,
-    request_s: float,
     weight: float,
     means: Floats,
 ) -> None:
@@ -261,8 +260,8 @@ def add_latencies(
         if request.done_s > until_s or not known[place]:
             continue
         count += 1
-        ttft_s += request.first_token_s - request.arrival_s + request_s
-        e2e_s += request.done_s - request.arrival_s + request_s
+        ttft_s += request.first_token_s - request.arrival_s + request.outside_s
+        e2e_s += request.done_s - request.arrival_s + request.outside_s
         if request.osl > 1:
             itl_s += (request.done_s - request.first_token_s) / (request.osl - 1)
             with_gaps += 1
@@ -276,16 +275,17 @@ def add_closed_rate(
     run: Requests, users: int, begin: int, end: int, request_s: float, weight: float, means: Floats
 ) -> None:
     """Requests/s of a closed loop: users over mean E2E (Little's law; as balanced as the lengths in the window), or of
-    a whole run, ramp and drain included, by the time it took."""
+    a whole run, ramp and drain included, by the time it took. The first request was sent `request_s` before it reached
+    the engine."""
     if end < len(run):
         e2e_s = 0.0
         for place in range(begin, end):
-            e2e_s += run[place].done_s - run[place].arrival_s + request_s
+            e2e_s += run[place].done_s - run[place].arrival_s + run[place].outside_s
         means[0] += weight * users * (end - begin) / e2e_s
     else:
-        end_s = run[0].done_s + request_s
+        end_s = run[0].done_s + run[0].outside_s
         for place in range(end):
-            end_s = max(end_s, run[place].done_s + request_s)
+            end_s = max(end_s, run[place].done_s + run[place].outside_s)
         means[0] += weight * end / (end_s - run[0].arrival_s + request_s)
     means[3:6] = np.nan
 
@@ -297,7 +297,6 @@ def add_stream(
     begin: int,
     end: int,
     until_s: float,
-    request_s: float,
     weight: float,
     means: Floats,
 ) -> None:
@@ -310,7 +309,7 @@ def add_stream(
             done += 1
     for place in range(begin, end):
         if run[place].done_s <= until_s and known[place]:
-            ttft_s[count] = run[place].first_token_s - run[place].arrival_s + request_s
+            ttft_s[count] = run[place].first_token_s - run[place].arrival_s + run[place].outside_s
             count += 1
     means[0] += weight * done / (end_s - start_s)
     means[4] += weight * np.percentile(ttft_s[:count], 50) if count > 0 else np.nan

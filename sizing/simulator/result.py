@@ -39,29 +39,22 @@ class Tally(NamedTuple):
     answers: int
 
 
-def tallied(run: Requests, part: slice, outside_s: float | Seconds, early_s: float = 0.0) -> Tally:
-    """The requests of the slice `part`; `outside_s`: time a request spends outside the engine, one value or one each.
-
-    Clients sent their requests `early_s` before they reached the replica.
-    """
+def tallied(run: Requests, part: slice, early_s: float = 0.0) -> Tally:
+    """The requests of the slice `part`, which clients sent `early_s` before they reached the replica."""
     seconds, outcome = np.empty((ROWS, part.stop - part.start)), np.empty(part.stop - part.start, np.int8)
-    outside = np.atleast_1d(np.asarray(outside_s, np.float64))
-    return Tally(seconds, outcome, *_tally(run, part.start, outside, early_s, seconds, outcome))
+    return Tally(seconds, outcome, *_tally(run, part.start, early_s, seconds, outcome))
 
 
 @compiled
-def _tally(
-    run: Requests, first: int, outside_s: Seconds, early_s: float, seconds: Seconds, outcome: NDArray[np.int8]
-) -> tuple[float, int]:
+def _tally(run: Requests, first: int, early_s: float, seconds: Seconds, outcome: NDArray[np.int8]) -> tuple[float, int]:
     """Fill `seconds` and `outcome` from request number `first` on; returns the two sums."""
     measured = len(outcome)
     from_s, until_s = run[first].arrival_s - early_s, run[first + measured - 1].arrival_s - early_s
     in_flight_s, answers = 0.0, 0
     for number in range(len(run)):
         request = run[number]
-        pays_s = outside_s[number if len(outside_s) > 1 else 0]
         sent_s = request.arrival_s - early_s
-        stay_s = request.done_s - request.arrival_s + pays_s
+        stay_s = request.done_s - request.arrival_s + request.outside_s
         served = request.outcome == SERVED
         in_flight_s += min(max(sent_s + stay_s, from_s), until_s) - min(max(sent_s, from_s), until_s)
         answers += int(served and from_s < request.done_s <= until_s)
@@ -71,7 +64,7 @@ def _tally(
             gaps = request.osl - 1
             seconds[SENT, place] = sent_s
             seconds[WAIT, place] = (request.scheduled_s if served else request.done_s) - request.arrival_s
-            seconds[TTFT, place] = request.first_token_s - request.arrival_s + pays_s
+            seconds[TTFT, place] = request.first_token_s - request.arrival_s + request.outside_s
             seconds[ITL, place] = (request.done_s - request.first_token_s) / gaps if gaps > 0 else np.nan
             seconds[E2E, place] = stay_s
     return in_flight_s, answers
@@ -335,17 +328,10 @@ class Simulated:
         return Prediction(ttft, itl, e2e, False, self.utilization, "simulation", warnings, gap, joint, rejected)
 
 
-def open_loop(
-    run: Requests,
-    request_s: float | Seconds,
-    utilization: float,
-    *,
-    warmup: float = 0.0,
-    drain: bool = True,
-) -> Simulated:
-    """The measured part of an open-loop run; `request_s` is what a request pays outside the engine, one or for each."""
+def open_loop(run: Requests, utilization: float, *, warmup: float = 0.0, drain: bool = True) -> Simulated:
+    """The measured part of an open-loop run."""
     part = measured_part(run, warmup, drain=drain)
-    tally = tallied(run, part, request_s)
+    tally = tallied(run, part)
     sent_s, wait_s, _, _, e2e_s = tally.seconds
     if tally.answers:
         requests_per_s = tally.answers / (sent_s[-1] - sent_s[0])
@@ -353,8 +339,7 @@ def open_loop(
         done_s = run["done_s"][run["outcome"] == SERVED]
         requests_per_s = len(done_s) / (done_s.max() - run["arrival_s"][0]) if len(done_s) else 0.0
     overloaded = utilization >= 1 and not np.any(tally.outcome)
-    outside_s = request_s if isinstance(request_s, float) else request_s[part]
-    served_s = float(np.mean(e2e_s) - np.mean(wait_s) - np.mean(outside_s))
+    served_s = float(np.mean(e2e_s) - np.mean(wait_s) - np.mean(run["outside_s"][part]))
     stuck = bool(overloaded or queue_grows(wait_s, served_s))
     return simulated(tally, float(requests_per_s), utilization, stuck)
 

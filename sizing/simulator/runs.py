@@ -69,7 +69,7 @@ def simulate(
     shared = shared_prefixes(workload)
     seen = serve([replica] * together, run, routing, rng, watch=watch, warmup=warmup, prefixes=shared)
     utilization = workload.rate_per_s / replicas / stable_rate_per_s(replica, workload.lengths, workload.prefix)
-    result = open_loop(run, replica.law.request_s, utilization, warmup=warmup)
+    result = open_loop(run, utilization, warmup=warmup)
     result = replace(result, watched=seen)
     return whole_fleet(result, replicas / together, herding(routing, together, workload.lengths.fixed))
 
@@ -113,8 +113,7 @@ def simulate_fleet(
     seen = serve(queued, run, routing, rng, failures, watch, warmup=warmup, prefixes=shared)
     stable_per_s = [stable_rate_per_s(member, workload.lengths, workload.prefix) for member in replicas]
     utilization = fleet_utilization(workload.rate_per_s, stable_per_s, routing)
-    outside_s = np.array([member.law.request_s for member in replicas])
-    result = open_loop(run, outside_s[run["replica"]], utilization, warmup=warmup)
+    result = open_loop(run, utilization, warmup=warmup)
     return replace(result, warnings=herding(routing, len(replicas), workload.lengths.fixed), watched=seen)
 
 
@@ -147,7 +146,7 @@ def simulate_trace(
     if len(run) > 1:
         stable_per_s = replicas * backlog_rate_per_s(replica, run["isl"], run["osl"])
         utilization = (len(run) - 1) / span_s / stable_per_s if span_s else np.inf
-    return replace(open_loop(run, replica.law.request_s, utilization, drain=False), watched=seen)
+    return replace(open_loop(run, utilization, drain=False), watched=seen)
 
 
 def simulated_replicas(replicas: int, routing: Routing) -> int:
@@ -256,9 +255,7 @@ def simulate_streams(
     for number, stream in enumerate(streams):
         rate_per_s = sum(other.workload.rate_per_s for other in streams if other.priority <= stream.priority)
         utilization = rate_per_s / replicas / stable_of[stream.priority]
-        result = open_loop(
-            run.take(np.flatnonzero(stream_of == number)), replica.law.request_s, utilization, warmup=warmup
-        )
+        result = open_loop(run.take(np.flatnonzero(stream_of == number)), utilization, warmup=warmup)
         own_gaps = seen.measured_gaps[number : number + 1]
         result = replace(result, watched=replace(seen, measured_gaps=own_gaps))
         results.append(whole_fleet(result, replicas / together, warnings))
@@ -318,7 +315,8 @@ def simulate_disaggregated(
 
     A prompt is served as a request with one token, which ends its TTFT; `transfer_s` and `transfer_token_s` for each
     prompt token later its sequence asks the decode pool for a slot and KV memory, and decodes from the next iteration
-    on. Transfer and that wait are inside ITL and E2E. Both pools route alike. `request_s` is the prefill replica's.
+    on. Transfer and that wait are inside ITL and E2E. Both pools route alike. What a request pays outside the
+    iterations is the prefill replica's.
     `queue_limit` and `queue_timeout_s` guard the prefill line only, `cancel_s` counts from the first arrival. `queue_s`
     is the wait for the prefill. `utilization` is the busier pool's.
 
@@ -350,7 +348,7 @@ def simulate_disaggregated(
         isl, osl = run["isl"][goes_on], run["osl"][goes_on]
         busy = workload.rate_per_s * float(goes_on.mean()) / backlog_rate_per_s(decode, isl, osl, isl)
         utilization = max(utilization, busy / decode_replicas)
-    result = open_loop(run, prefill.law.request_s, utilization, warmup=warmup)
+    result = open_loop(run, utilization, warmup=warmup)
     widest = round(max(prefill_replicas, decode_replicas) * scale)
     return whole_fleet(result, 1 / scale, herding(routing, widest, workload.lengths.fixed))
 
@@ -368,7 +366,7 @@ def _prefill_all(pool: list[Replica], run: Requests, routing: Routing, rng: np.r
     for field in ("cached_tokens", "queue_timeout_s", "cancel_s"):
         prompts[field] = run[field]
     serve(pool, prompts, routing, rng, prefixes=prefixes_found(prompts))
-    for field in ("scheduled_s", "first_token_s", "done_s", "outcome"):
+    for field in ("scheduled_s", "first_token_s", "done_s", "outcome", "outside_s"):
         run[field] = prompts[field]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.compiled import compiled, compiled_apart
-from sizing.engine import KNEE
+from sizing.engine import KNEE, MOST_BUSY
 from sizing.prediction import Quantiles
 from sizing.simulator.prefix_cache import forget_all, hold, keep, look_up
 from sizing.simulator.state import (
@@ -266,6 +266,9 @@ def above(counts: Counts, limit_s: float) -> NDArray[np.float64]:
     return np.asarray(counts[..., place + 1 :].sum(axis=-1) + part * counts[..., place], float)
 
 
+SENT_OVER_S = 1.0
+"""Over how long the tokens that a front end sends are averaged."""
+
 # --- Decoding sequences: how one starts, and what it frees when it leaves; compiled by numba
 
 
@@ -277,6 +280,8 @@ def start_decoding(engine: Engine, state: State, work: Workspace, requests: Requ
     """
     if requests[request].generated == 0:
         requests[request].first_token_s = state.clock_s
+        if engine.send_s > 0:
+            requests[request].outside_s += sending_s(engine, state)
     else:
         requests[request].done_steps += 1
         if len(work.gaps) > 0:
@@ -294,6 +299,22 @@ def start_decoding(engine: Engine, state: State, work: Workspace, requests: Requ
     state.growth_tokens += growth_tokens
     state.context_tokens += requests[request].isl + grown
     state.used_tokens += grown - requests[request].generated
+
+
+@compiled
+def sending_s(engine: Engine, state: State) -> float:
+    """Seconds that the sequence about to run loses in the front end, see `StepLaw.sending_s`."""
+    return float(engine.send_s * (state.running + 1) / (1 - min(engine.send_s * state.sent_per_s, MOST_BUSY)))
+
+
+@compiled
+def note_sent(state: State, tokens: int) -> None:
+    """So many tokens came since the last were noted, until `clock_s`; what came long ago is forgotten."""
+    seconds = state.clock_s - state.sent_s
+    if seconds > 0:
+        kept = math.exp(-seconds / SENT_OVER_S)
+        state.sent_per_s = kept * state.sent_per_s + (1 - kept) * tokens / seconds
+        state.sent_s = state.clock_s
 
 
 @compiled
@@ -891,6 +912,8 @@ def prefill_iteration(
         )
         state.clock_s += step_s
         note_formed(engine, state, 1, step_s)
+        if engine.send_s > 0:
+            note_sent(state, state.running)
         decode(engine, state, work, requests, 1, step_s, 0.0)
     else:
         step_s = factor * iteration_s(engine, work, 0, 0.0, prompt_tokens, attention, state.admitted)
@@ -926,6 +949,8 @@ def decode_stretch(engine: Engine, state: State, work: Workspace, requests: Requ
             steps = steps_to(step_s, longer_s, until_s - state.clock_s)
     state.clock_s += stretch_s(step_s, longer_s, steps)
     note_formed(engine, state, steps, step_s + (steps - 1) * longer_s)
+    if engine.send_s > 0:
+        note_sent(state, steps * state.running)
     decode(engine, state, work, requests, steps, step_s, longer_s)
 
 

@@ -19,7 +19,7 @@ from sizing.errors import ScenarioError
 from sizing.prediction import Quantiles
 from sizing.simulator.fleet import PART, outstanding
 from sizing.simulator.prefix_cache import trim
-from sizing.simulator.result import E2E, SENT, WAIT, Simulated, Tally, Watched, queue_grows, simulated, tallied
+from sizing.simulator.result import E2E, SENT, WAIT, Simulated, Watched, queue_grows, simulated, tallied
 from sizing.simulator.runs import MOST_REPLICAS, check_question, whole_fleet
 from sizing.simulator.sampling import checked_requests, draw_steps
 from sizing.simulator.scheduler import step, work_of
@@ -145,7 +145,7 @@ def simulate_sessions(
     count = min(count, math.ceil(MAX_REQUESTS / 2 / sessions.turns))
     run, think_s = drawn_sessions(replica, replace(sessions, rate_per_s=rate_per_s), count, seed)
     states = serve_sessions(replica, run, think_s, sessions.system_tokens, together, routing, seed)
-    return _measured(run, replica.law.request_s, warmup, replicas / together, int(states["paused"].sum()))
+    return _measured(run, warmup, replicas / together, int(states["paused"].sum()))
 
 
 def _least_s(replica: Replica, sessions: Sessions) -> float:
@@ -205,14 +205,14 @@ def serve_sessions(
     return states
 
 
-def _measured(run: Requests, request_s: float, warmup: float, times: float, pauses: int) -> SimulatedSessions:
+def _measured(run: Requests, warmup: float, times: float, pauses: int) -> SimulatedSessions:
     """What a finished run comes to, for a fleet `times` as large; its turns are then in the order of their sending."""
     begins = np.flatnonzero(np.diff(run["session"], prepend=NOBODY))
     number = np.arange(len(run))
     number -= np.repeat(begins, np.diff(begins, append=len(run)))
     sent = np.add.reduceat(np.isfinite(run["arrival_s"]), begins, dtype=np.int64)
     ends = begins + sent - 1
-    start_s, end_s = run["arrival_s"][begins], run["done_s"][ends] + request_s
+    start_s, end_s = run["arrival_s"][begins], run["done_s"][ends] + run["outside_s"][ends]
     until_s = float(start_s[-1])
     from_s = min(max(warmup * until_s, RAMP * float(np.mean(end_s - start_s))), until_s / 2)
     complete = (run["outcome"][ends] == SERVED) & (end_s >= from_s) & (end_s <= until_s)
@@ -224,8 +224,8 @@ def _measured(run: Requests, request_s: float, warmup: float, times: float, paus
     del order
     run = run[: sent.sum()]
     warm, first, last = np.searchsorted(run["arrival_s"], (warmup * until_s, from_s, np.nextafter(until_s, np.inf)))
-    stuck = _grows(tallied(run, slice(int(warm), int(last)), request_s), request_s)
-    tally = tallied(run, slice(int(first), int(last)), request_s)
+    stuck = _grows(run, slice(int(warm), int(last)))
+    tally = tallied(run, slice(int(first), int(last)))
     sent_s = tally.seconds[SENT]
     per_s = tally.answers / (sent_s[-1] - sent_s[0]) if len(sent_s) > 1 else 0.0
     turns = whole_fleet(simulated(tally, float(per_s), math.nan, stuck), times, ())
@@ -240,9 +240,11 @@ def _measured(run: Requests, request_s: float, warmup: float, times: float, paus
     )
 
 
-def _grows(tally: Tally, request_s: float) -> bool:
-    """True when the turns tallied wait longer and longer."""
-    served_s = float(np.mean(tally.seconds[E2E]) - np.mean(tally.seconds[WAIT])) - request_s
+def _grows(run: Requests, part: slice) -> bool:
+    """True when the turns of this part wait longer and longer."""
+    tally = tallied(run, part)
+    outside_s = float(np.mean(run["outside_s"][part]))
+    served_s = float(np.mean(tally.seconds[E2E]) - np.mean(tally.seconds[WAIT])) - outside_s
     return queue_grows(tally.seconds[WAIT], served_s)
 
 
@@ -293,7 +295,7 @@ def play(
         state, mine = states[replica], work_of(work, replica)
         if runs:
             step(engine, state, mine, requests, min(next_s, other_s))
-            note_turns(engine, state, calendar, requests, think_s)
+            note_turns(state, calendar, requests, think_s)
         else:
             requests[request].replica = replica
             enqueue(engine, state, mine, requests, request, next_s)
@@ -315,13 +317,13 @@ def first_two(times_s: Seconds) -> tuple[int, float]:
 
 
 @compiled
-def note_turns(engine: Engine, state: State, calendar: State, requests: Requests, think_s: Seconds) -> None:
+def note_turns(state: State, calendar: State, requests: Requests, think_s: Seconds) -> None:
     """Each session that has an answer sends its next turn, if there is one, after thinking."""
     gone = state.first_gone
     while gone != NOBODY:
         turn = gone + 1
         if turn < len(requests) and requests[turn].session == requests[gone].session:
-            requests[turn].arrival_s = requests[gone].done_s + engine.request_s + think_s[turn]
+            requests[turn].arrival_s = requests[gone].done_s + requests[gone].outside_s + think_s[turn]
             insert_deadline(calendar, requests, turn, requests[turn].arrival_s)
         gone = requests[gone].behind
 

@@ -115,6 +115,7 @@ class Engine:
     request_s: float
     unread: float
     unread_decay: float
+    send_s: float
     policy: int
     max_batch_size: int
     token_budget: int
@@ -157,6 +158,7 @@ class Request:
     done_s: float  # when it left: last token, deadline, or arrival if rejected
     queue_timeout_s: float  # after its arrival at its replica: dropped if not started by then
     cancel_s: float  # after arrival: the client cancels
+    outside_s: float  # what it pays outside the iterations, known from its first token on
     token_s: float  # when its prompt was complete, or its last token before a pause
     deadline_s: float  # its key in the heap of deadlines of the line; inf: not in that heap
     seen_from: int  # with look-ahead: the first iteration, by number, whose contents were open when it arrived
@@ -186,6 +188,8 @@ class State:
     decode_step: int  # decode steps done since the start
     formed: int  # with look-ahead: iterations formed since the start; the last of them ends at clock_s
     formed_s: float  # how long that one takes
+    sent_s: float  # where sending tokens takes time: until when they are counted
+    sent_per_s: float  # tokens/s that running sequences had lately
     woken: int  # iterations formed when it last had nothing to do
     running: int  # sequences with tokens still to come: the size of the heap
     lanes: int  # sequences computed by a decode step: `running`, but with static batching the finished ones too
@@ -239,7 +243,7 @@ def engine_of(replica: Replica, shared_tokens: int = 0, *, by_priority: bool = F
     `by_priority` says that requests are not all of one priority."""
     law, rule, rough = replica.law, replica.batching, replica.rough
     values = (
-        *(*law.seconds, law.unread, law.unread_decay),
+        *(*law.seconds, law.unread, law.unread_decay, law.send_s),
         *(POLICIES.index(rule.policy), rule.max_batch_size, rule.token_budget, rule.kv_tokens - shared_tokens),
         *(KV_POLICIES.index(rule.kv_policy), rule.max_tokens, rule.kv_block_tokens, rule.max_waiting, rule.padded),
         *(rule.prefix_cache, by_priority, shared_tokens),

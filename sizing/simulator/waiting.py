@@ -240,6 +240,7 @@ def enqueue(engine: Engine, state: State, work: Workspace, requests: Requests, r
         state.woken = state.formed
         if state.first_deadline != NOBODY:
             forget_line(state, work)
+    requests[request].outside_s = engine.request_s
     if 0 < engine.max_waiting <= state.waiting or never_fits(engine, requests, request):
         turn_away(requests, request, REJECTED, time_s)
         return False

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from calibration.records import Measurement, RequestLog
 from calibration.store.database import WHOLE
-from sizing.points import COLUMNS, LoadKind, Point, Verdict
+from sizing.points import COLUMNS, LoadKind, Point, Start, Verdict
 from tests.calibration.timings import Timing, logged
 
 POINT = Point(
@@ -36,6 +36,7 @@ _NEEDED: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("engine", "engine_version", "batching", "source", "measured_at", "notes"), text),
     "load_kind": st.sampled_from(get_args(LoadKind)),
     "verdict": st.sampled_from(get_args(Verdict)),
+    "protocol": st.sampled_from(get_args(Start)),
 }
 _UNKNOWN_OR = {name: st.none() | positive for name in COLUMNS if name not in _NEEDED}
 _UNKNOWN_OR |= {"prefix_tokens": st.none() | st.floats(0, 1e6), "prefix_hit": st.none() | st.floats(0, 1)}

@@ -310,7 +310,13 @@ def test_a_sweep_of_closed_loops_ends_with_random_arrivals(store: Store, url: st
     assert (first.load_kind, second.load_kind, check.load_kind) == ("concurrency", "concurrency", "poisson_rate")
     highest = max(first.requests_per_s, second.requests_per_s)
     assert check.load_value == pytest.approx(0.5 * highest, rel=0.05)
+    assert [first.protocol, second.protocol, check.protocol] == ["staggered", "staggered", ""]
     assert store.run(run_id).levels == 3
+
+
+def test_users_told_to_begin_otherwise_are_not_said_to_be_staggered(store: Store, url: str) -> None:
+    run(plan(url, "ramp_s: 0\n"), store)
+    assert {point.protocol for point in store.points()} == {""}
 
 
 @pytest.mark.long

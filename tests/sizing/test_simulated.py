@@ -37,7 +37,7 @@ def finished(n: int = 100, rejected: int = 0, timed_out: int = 0, cancelled: int
 
 
 def result_of(run: Any, utilization: float = 0.5) -> Simulated:
-    return open_loop(run, 0.0, utilization, drain=False)
+    return open_loop(run, utilization, drain=False)
 
 
 def test_the_lost_are_counted_and_have_no_latency() -> None:

@@ -191,7 +191,7 @@ def _served(replica: Replica, turns: Turns, starts_s: Seconds, warm: int) -> dic
     serve_sessions(replica, run, turns.think_s, SESSIONS.system_tokens)
     sent_s = run["arrival_s"]
     chosen = (sent_s >= starts_s[warm]) & (sent_s < starts_s[-1]) & (run["outcome"] == SERVED)
-    ttft_s = run["first_token_s"] - sent_s + replica.law.request_s
+    ttft_s = run["first_token_s"] - sent_s + run["outside_s"]
     many = chosen & (run["osl"] > 1)
     itl_s = (run["done_s"] - run["first_token_s"])[many] / (run["osl"][many] - 1)
     later_s = ttft_s[chosen & ~first]

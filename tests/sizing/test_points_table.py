@@ -1,0 +1,71 @@
+"""What the points table says of the measurement itself: how users began, and how many replicas stood behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from sizing.cli import main
+from sizing.engine import Replica
+from sizing.errors import PointsError
+from sizing.fitting import Protocol, fit
+from sizing.points import Point, read_points, write_points
+from tests.sizing.test_fitting import GPU, SHORT, measure
+
+POINTS = measure(Replica(GPU), (SHORT,))
+
+
+def table(points: list[Point], folder: Path, **columns: str) -> Path:
+    """The file, with further columns of one value each."""
+    file = StringIO()
+    write_points(points, file)
+    header, *rows = file.getvalue().splitlines()
+    lines = [",".join([header, *columns]), *(",".join([row, *columns.values()]) for row in rows)]
+    path = folder / "points.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_start_that_all_points_tell_is_the_protocol() -> None:
+    staggered = [replace(point, protocol="staggered") for point in POINTS]
+    told = fit(POINTS, protocol=Protocol("ramp"))
+    assert fit(staggered).law == told.law
+    assert fit(staggered).protocol == told.protocol
+    assert fit(staggered, protocol=Protocol("together")).protocol.start == "together"  # what a person says counts
+
+
+def test_points_that_disagree_tell_nothing_and_one_user_says_nothing() -> None:
+    first, *rest = (replace(point, protocol="staggered") for point in POINTS)
+    assert first.load_value == 1
+    assert fit([replace(first, protocol=""), *rest]).protocol == Protocol("ramp")
+    mixed = fit([*rest[:-1], replace(rest[-1], protocol="burst")]).protocol
+    assert mixed.inferred or mixed.start == "unknown"
+
+
+def test_replicas_behind_one_endpoint_are_divided(tmp_path: Path) -> None:
+    """A row says how many there are; where it does not, the caller does."""
+    [point] = read_points(table([POINTS[3]], tmp_path, replicas="4"))
+    assert point == POINTS[3].of_one(4)
+    assert (point.load_value, point.requests_per_s) == (16, pytest.approx(POINTS[3].requests_per_s / 4))
+    assert read_points(tmp_path / "points.csv", replicas=2) == [point]
+    assert read_points(table([POINTS[3]], tmp_path, replicas=""), replicas=4) == [point]
+
+
+@pytest.mark.parametrize(("column", "value"), [("replicas", "0"), ("replicas", "two"), ("protocol", "sometimes")])
+def test_values_that_say_nothing_name_their_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str, value: str
+) -> None:
+    file = StringIO()
+    write_points([POINTS[0]], file)
+    header, row = file.getvalue().splitlines()
+    header, row = header.removesuffix(",protocol"), row.removesuffix(",")
+    path = tmp_path / "points.csv"
+    path.write_text(f"{header},{column}\n{row},{value}\n")
+    with pytest.raises(PointsError, match=f"row 2, column '{column}'"):
+        read_points(path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "--points", str(path)])
+    assert capsys.readouterr().err.count("\n") == 1

@@ -851,7 +851,7 @@ CAUTIONS: dict[CautionKind, str] = {
     "front_end": (
         "some {sending_s:ms} of a mean TTFT of {ttft_s:ms} go by in the server's front end, which sends "
         "{tokens_per_s:,.0f} tokens/s one after another: more of its processes (vLLM: --api-server-count) would "
-        "shorten it, other GPUs would not"
+        "shorten it"
     ),
     "diluted": (
         "{diluted}: with {longer_osl:,} output tokens instead of {osl:g}, {longer_gpus} GPUs would do (by formula), "

@@ -108,6 +108,11 @@ class StudyScenario:
         return str(self.given["points"])
 
     @property
+    def table(self) -> tuple[str, int]:
+        """The file of points, and the replicas behind the endpoint where its rows do not say."""
+        return self.points, int(self.given["points_replicas"])
+
+    @property
     def protocol(self) -> Protocol:
         """How the users of the points began, as far as it is told."""
         return Protocol.named(self.given["protocol"])
@@ -203,8 +208,7 @@ def answer(item: tuple[StudyScenario, tuple[Point, ...]], seed: SeedSequence) ->
     scenario, points = item
     question = scenario.question
     try:
-        of_one = tuple(point.of_one(scenario.given["points_replicas"]) for point in points)
-        found, rejected = _found(question.model, question.workload.lengths, scenario.choice, of_one, scenario.protocol)
+        found, rejected = _found(question.model, question.workload.lengths, scenario.choice, points, scenario.protocol)
         return _cells(planner.plan(question, found, rejected))
     except NoFeasiblePlan as error:
         nearest = f": {error.rejected[0].why}" if error.rejected else ""

@@ -48,9 +48,9 @@ def study_command(file: Path, out: Path | None, processes: int, cluster: str, js
     machines = Machines(processes, cluster)
     points = _points(study, file.parent)
     target = out or file.with_suffix(".csv")
-    table = ResultsFile(target, study, _inputs(folder=file.parent, names=points))
+    table = ResultsFile(target, study, _inputs(file.parent, {scenario.points for scenario in study}))
     already = len(table.done)
-    left = [(place, (study[place], points[study[place].points])) for place in range(len(study))]
+    left = [(place, (study[place], points[study[place].table])) for place in range(len(study))]
     left = [(place, item) for place, item in left if place not in table.done]
     with table, bar("scenarios", already)(len(study)) as step:
         for place, cells in completed(answer, left, machines=machines):
@@ -64,10 +64,13 @@ def study_command(file: Path, out: Path | None, processes: int, cluster: str, js
         click.echo(f"{target}: {len(study)} scenarios{before}, {table.answered} with a count of GPUs")
 
 
-def _points(study: list[StudyScenario], folder: Path) -> dict[str, tuple[Point, ...]]:
-    """The points of every table that the study names, read once."""
-    names = {scenario.points for scenario in study}
-    return {name: tuple(read_points(folder / name)) if name else () for name in names}
+def _points(study: list[StudyScenario], folder: Path) -> dict[tuple[str, int], tuple[Point, ...]]:
+    """The points of every table that the study names, read once for each number of replicas behind it."""
+    tables = {scenario.table for scenario in study}
+    return {
+        (name, replicas): tuple(read_points(folder / name, replicas=replicas)) if name else ()
+        for name, replicas in tables
+    }
 
 
 def _inputs(folder: Path, names: Iterable[str]) -> str:

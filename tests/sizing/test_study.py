@@ -220,6 +220,21 @@ def test_how_the_points_were_measured_is_said_as_in_plan(folder: Path, tmp_path:
     assert int(rows[1]["gpus"]) > int(rows[0]["gpus"])  # the same figures of two replicas
 
 
+def test_what_a_row_says_of_its_replicas_counts_for_it(folder: Path, tmp_path: Path) -> None:
+    """A column of the points divides once, whatever the study says of rows without it."""
+    header, *rows = (folder / "points.csv").read_text().splitlines()
+    lines = [f"{header},replicas", *(f"{row},2" for row in rows)]
+    (tmp_path / "points.csv").write_text("\n".join(lines) + "\n")
+    base = "{model: synthetic, points: points.csv, isl: 500, osl: 100, rate: 200, ttft: 'p95:300ms'}"
+    (tmp_path / "study.yaml").write_text(f"base: {base}\naxes: {{points_replicas: [1, 2]}}\n")
+    study(tmp_path)
+    with (tmp_path / "study.csv").open(newline="") as file:
+        found = [row["gpus"] for row in csv.DictReader(file)]
+    words = f"--model synthetic --points {folder / 'points.csv'} --isl 500 --osl 100 --rate 200 --ttft p95:300ms"
+    asked = CliRunner().invoke(plan_command, [*words.split(), "--points-replicas", "2", "--json"])
+    assert [*map(int, found)] == 2 * [json.loads(asked.stdout)["gpus"]]
+
+
 def test_results_of_another_study_are_left_alone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "points.csv").write_text((folder / "points.csv").read_text())
     (tmp_path / "study.yaml").write_text(STUDY)

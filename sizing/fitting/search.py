@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -523,25 +524,32 @@ MOST_FINISHED = 4
 def best_trial(observed: Observed, known: Known) -> Trial:
     """The explanation that fits best: also by the rules that the points suggest, and, where the engine's usual
     look-ahead explains them poorly, without: engines turn it off for some models and features, and people by hand."""
-    best = usual = explained(observed, known)
+    found = explained(observed, known)
     if known.seen:
-        best = explained(observed, known.as_seen(), usual)
-        known = known if best is usual else known.as_seen()
-    if known.lookahead_assumed and best.chi2_per_point > SOUND:
-        best = min(best, explained(observed, known.without_lookahead()), key=lambda trial: trial.claim)
-    return settle(best)
+        found = explained(observed, known.as_seen(), found)
+    if known.lookahead_assumed and found.best.chi2_per_point > SOUND:
+        found = explained(observed, found.known.without_lookahead(), found)
+    return settle(found.best)
 
 
-def explained(observed: Observed, known: Known, rival: Trial | None = None) -> Trial:
+class Explained(NamedTuple):
+    """The explanation that fits best of those that what is `known` leaves open, and the claim of the best sketch."""
+
+    best: Trial
+    sketch: float
+    known: Known
+
+
+def explained(observed: Observed, known: Known, rival: Explained | None = None) -> Explained:
     """How the users started, the batching rule and the KV cache are searched together.
 
     All are sketched; those near the best are carried on in full, each with a KV cache of its own where it asks for one.
-    With a `rival`, another explanation, the better of both; where no sketch comes near it none is carried on.
+    With a `rival`, the better of both; where no sketch comes near that of the rival none is carried on.
     """
     ways = ways_to_start(observed)
     # Requests/s of a whole run are not those of a steady window: to compare ways to start, all do without.
     sketches = sketched(observed if len(ways) == 1 else replace(observed, rates=False), ways, known)
-    if rival and sketches[0].claim > NEAR * rival.claim + NEAR_BY:
+    if rival and sketches[0].claim > NEAR * rival.sketch + NEAR_BY:
         return rival
     best: Trial | None = None
     for sketch in sketches[:MOST_FINISHED]:
@@ -557,8 +565,8 @@ def explained(observed: Observed, known: Known, rival: Trial | None = None) -> T
         best = from_other_valley(best)
     if not known.shape_known:
         best = perhaps(best, unread_candidate(best))
-    best = with_sending(best)
-    return min(rival, best, key=lambda trial: trial.claim) if rival else best
+    own = Explained(with_sending(best), sketches[0].claim, known)
+    return rival if rival and rival.best.claim <= own.best.claim else own
 
 
 def ways_to_start(observed: Observed) -> list[Protocol]:

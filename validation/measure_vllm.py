@@ -79,8 +79,8 @@ class Configuration:
     name: str
     settings: Settings
     mixes: tuple[Mix, ...]
-    closed_s: float = 8.0
-    open_s: float = 20.0
+    closed_s: float = 10.0
+    open_s: float = 25.0
     table: str = "vllm-cpu.csv"
     slots_told: bool = True
 

@@ -19,7 +19,6 @@ from typing import Any
 from rich.console import Console
 
 from calibration.errors import ServerError
-from calibration.load import system
 from lab.environment import Environment, Recipe, Step
 from lab.life import HOST, Server, free_port, on_other_cores
 from lab.reference.settings import SPECIAL_TOKENS
@@ -32,8 +31,8 @@ EXPERTS_PER_TOKEN = 2
 GIB = 2**30
 PACED, PACED_WORKER = Path(__file__).with_name("paced"), "paced_worker.PacedWorker"
 IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""A worker that sleeps belongs into the engine's process, where vLLM has it for one GPU, though never for a CPU: with a
-process of its own the engine polls for its answer, which takes most of a core from API server and client."""
+"""The worker belongs into the engine's process, where vLLM has it for one GPU, though never for a CPU: with a process
+of its own the engine polls for its answer, which takes most of a core from API server and client."""
 STEP_TIMES = "step-times.json"
 _PAD, _END, _UNKNOWN = SPECIAL_TOKENS
 
@@ -168,8 +167,9 @@ def configuration(settings: Settings) -> dict[str, Any]:
 
 def arguments(settings: Settings, model: Path) -> dict[str, Any]:
     """What vLLM is told of its engine, by the names of its engine arguments."""
-    worker = {"worker_cls": PACED_WORKER, "distributed_executor_backend": IN_ENGINE} if settings.pace else {}
+    worker = {"worker_cls": PACED_WORKER} if settings.pace else {}
     return worker | {
+        "distributed_executor_backend": IN_ENGINE,
         "model": str(model),
         "load_format": "dummy",
         "dtype": "float32",
@@ -196,13 +196,12 @@ def flags(settings: Settings, model: Path) -> list[str]:
 
 
 def variables(settings: Settings, work: Path) -> dict[str, str]:
-    """Environment variables: the engine's memory and cores, nothing fetched from the network, nothing reported."""
+    """Environment variables: the engine's memory and threads, nothing fetched from the network, nothing reported."""
     bytes_per_token = 2 * settings.layers * settings.kv_heads * (settings.hidden // settings.heads) * 4
-    cores = system.of_engine(settings.threads) or tuple(sorted(system.usable()))[: settings.threads]
     paced = {"PACE": str(work / MODEL / STEP_TIMES)} if settings.pace else {}
     return paced | {
         "VLLM_CPU_KVCACHE_SPACE": str(max(1, -(-settings.kv_tokens * bytes_per_token // GIB))),
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "OMP_NUM_THREADS": str(settings.threads),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

@@ -163,10 +163,10 @@ def test_the_table_is_json_that_any_engine_could_read(tmp_path: Path) -> None:
         assert shape == [len(axis) for axis in table["axes"]]
 
 
-def test_a_worker_that_sleeps_runs_in_the_engines_process_and_one_that_computes_does_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pace", [PACE, None])
+def test_the_worker_runs_in_the_engines_process(tmp_path: Path, pace: Pace | None) -> None:
     """The engine polls for the answer of another process: that would take a core from the servers it is to imitate."""
-    assert arguments(Settings(pace=PACE), tmp_path)["distributed_executor_backend"].endswith("UniProcExecutor")
-    assert "distributed_executor_backend" not in arguments(Settings(), tmp_path)
+    assert arguments(Settings(pace=pace), tmp_path)["distributed_executor_backend"].endswith("UniProcExecutor")
 
 
 @pytest.mark.parametrize(

@@ -71,30 +71,30 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
   loops of 1 to 32 users at three mixes of lengths; Poisson arrivals at 50, 70 and 85 % of the most requests/s of a
   closed loop are predicted: measurements of as many requests, simulated sixty times from an empty server on, since near
   saturation a percentile grows for minutes. Closed loops and arrivals took turns, each rate in three rounds (of 45 to
-  60 seconds at the pace of GPUs, of twenty on the CPU), and the notes say how far repeated measurements lie apart: an
-  error cannot be told below that. The fit is told the batch limit, which vLLM's metrics lack, but for *few slots*, and
-  by its name the model, whose shape says how many experts a batch reads; no kernel timings. Of prompts that begin alike
-  the share found in the prefix cache is that which the server counted. The band is that of `size --verify`, for one
-  round. TTFT of the dense server comes out 5 to 10 % too short with prompts of 64 and 512 tokens (p50). In another run
-  of it the server's own timings stood beside: from API server to client a first token takes 1.1 to 2.2 ms with one
-  stream, 3.4 ms with 13 (random arrivals) and 4.5 ms with 16, as the server sends the tokens of a step one after
-  another. A closed loop of few users cannot show that in its TTFT: who is answered later asks later, and waits that
-  much less for the next step. So these fits lean on what other servers of the engine took, 0.08 ms a token; random
-  arrivals that are fitted as well say 0.15 to 0.19 ms here. Until 26 November the worker of the paced vLLM was a
-  process of its own, for whose answer the engine polled, which took most of a core from API server and client: TTFT p50
-  then erred by 9.3 % in the median. *Four levels of the mix alone*: what `calibration size` would measure of one mix of
-  lengths, the first measurement of the lowest level, the highest, and two between; one mix hardly separates what a
-  token of a prompt costs from what an iteration with a prompt costs beside it. *Four levels of the mix and one of
-  random arrivals*: these and the first round at the middle rate, as `calibration run` ends; that round is not judged.
-  Three rounds of a rate share one law, so 132 rounds are no more than 45 tries: bands that hold 95 % of the time hold
-  all of 45 in one case of ten. *Small chunks* is a server that takes 256 tokens an iteration, which it does not tell.
-  Its first rates showed that a fit looked for the usual budgets only and was off by a factor of two; how it finds
-  others was made with an eye on them. Four more servers were measured then, and nothing of the law or the fit was
-  changed for them: lengths that vary as much as their mean (*wide lengths*), no chunked prefill (*whole prompts*), 8
-  sequences at once (*few slots*), and asynchronous scheduling (*look-ahead*), which vLLM has off on a CPU and on beside
-  GPUs. Their 15 rates alone: TTFT p50 8.5 %, p95 10.5 %, ITL 1.5 %, E2E p95 4.5 % in the median; of four levels of the
-  mix 8.0, 13.0, 1.1 and 5.7 %, with one round of random arrivals 4.4, 10.3, 1.1 and 3.8 %. *On an H200*: vLLM 0.25.1 on
-  a real GPU for 20 minutes, Llama-3.1-8B in bf16 at three mixes and the first levels of Qwen3-30B-A3B
+  60 seconds at the pace of GPUs, of 25 on the CPU), and the notes say how far repeated measurements lie apart: an error
+  cannot be told below that. The fit is told the batch limit, which vLLM's metrics lack, but for *few slots*, and by its
+  name the model, whose shape says how many experts a batch reads; no kernel timings. Of prompts that begin alike the
+  share found in the prefix cache is that which the server counted. The band is that of `size --verify`, for one round.
+  TTFT of the dense server comes out 5 to 10 % too short with prompts of 64 and 512 tokens (p50). In another run of it
+  the server's own timings stood beside: from API server to client a first token takes 1.1 to 2.2 ms with one stream,
+  3.4 ms with 13 (random arrivals) and 4.5 ms with 16, as the server sends the tokens of a step one after another. A
+  closed loop of few users cannot show that in its TTFT: who is answered later asks later, and waits that much less for
+  the next step. So these fits lean on what other servers of the engine took, 0.08 ms a token; random arrivals that are
+  fitted as well say 0.15 to 0.19 ms here. Until 26 November the worker of these servers was a process of its own, for
+  whose answer the engine polled, which took most of a core from API server and client: TTFT p50 at the pace of GPUs
+  then erred by 9.3 % in the median, on the CPU by 14.5 %. *Four levels of the mix alone*: what `calibration size`
+  would measure of one mix of lengths, the first measurement of the lowest level, the highest, and two between; one mix
+  hardly separates what a token of a prompt costs from what an iteration with a prompt costs beside it. *Four levels of
+  the mix and one of random arrivals*: these and the first round at the middle rate, as `calibration run` ends; that
+  round is not judged. Three rounds of a rate share one law, so 132 rounds are no more than 45 tries: bands that hold 95
+  % of the time hold all of 45 in one case of ten. *Small chunks* is a server that takes 256 tokens an iteration, which
+  it does not tell. Its first rates showed that a fit looked for the usual budgets only and was off by a factor of two;
+  how it finds others was made with an eye on them. Four more servers were measured then, and nothing of the law or the
+  fit was changed for them: lengths that vary as much as their mean (*wide lengths*), no chunked prefill (*whole
+  prompts*), 8 sequences at once (*few slots*), and asynchronous scheduling (*look-ahead*), which vLLM has off on a CPU
+  and on beside GPUs. Their 15 rates alone: TTFT p50 8.5 %, p95 10.5 %, ITL 1.5 %, E2E p95 4.5 % in the median; of four
+  levels of the mix 8.0, 13.0, 1.1 and 5.7 %, with one round of random arrivals 4.4, 10.3, 1.1 and 3.8 %. *On an H200*:
+  vLLM 0.25.1 on a real GPU for 20 minutes, Llama-3.1-8B in bf16 at three mixes and the first levels of Qwen3-30B-A3B
   ([gpu-measurements.md](gpu-measurements.md)). Closed loops had 8 seconds, rates 25, most of them one round, and a mix
   with 4,000 tokens a prompt has one rate alone, as the others overloaded the server. As first predicted, TTFT p50 erred
   by 13.1 % and p95 by 17.1 % in the median, of four levels of the mix by 15.7 and 23.5 %: above some 3,500 output
@@ -107,9 +107,10 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
   rates, fitted to the mix alone, 8.4 and 6.3 % in the median. A part of the gain is that these points say how their
   users began, which fits guessed before. These measurements also showed that answers which finish after the window, on
   a server that empties, made short windows look faster than they were; mended for them. The dense server at the pace of
-  GPUs was measured again since; the other tables were measured before, with windows of 8 and 15 seconds for closed
-  loops: of that server the old ones had 4 to 13 % more requests/s at two users, 2 to 5 % more at 32, and lay within 5 %
-  at the others. Of few users that is the luck of their lengths, which closed loops cover evenly since.
+  GPUs and the servers on the CPU were measured again since; the others at the pace of GPUs were measured before, with
+  windows of 15 seconds for closed loops: of the dense server those had 4 to 13 % more requests/s at two users, 2 to 5 %
+  more at 32, and lay within 5 % at the others. Of few users that is the luck of their lengths, which closed loops cover
+  evenly since.
 - **Sessions on a prefix cache.** The same vLLM at the pace of GPUs, with prefix caching and a KV cache of three sizes:
   roomy, tight, and thrashing, where contexts crowd each other out before their next turn. Sessions of eight turns begin
   at random, once a second, for two and a half minutes, twice; every turn repeats all that was said, the server's own

@@ -13,7 +13,7 @@ LOCK = $(BIN)/uv pip compile --universal --python-version 3.11 --quiet $(if $(UP
 
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: app test test-all check bytecode kernels laws bench fuzz coverage dist docs-api lock system timings clean
+.PHONY: app test test-all check bytecode kernels laws bench fuzz coverage dist docs-api lock system browser timings clean
 
 app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
@@ -89,11 +89,14 @@ lock: $(VENV)/stamp-test
 # From apt come Chromium, which the browser tests drive, this Python's shared library, which Triton's Python backend loads
 # and Debian's own Python keeps in a package of its own, and Prometheus, unpacked and not installed, which would start it
 # as a service. Everything else comes from the lock files.
-system: $(VENV)/stamp
-	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || ./.ci/install chromium fonts-dejavu-core
+# The browser waits for nothing: apt brings it while pip fills the venv.
+system: browser $(VENV)/stamp
 	@$(BIN)/python -c 'from lab.tritonserver import libpython_folder; libpython_folder()' 2>/dev/null \
 	  || ./.ci/install libpython$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 	@command -v prometheus >/dev/null || [ -x .cache/prometheus/usr/bin/prometheus ] || ./.ci/unpack prometheus
+
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || ./.ci/install chromium fonts-dejavu-core
 
 $(VENV)/stamp: requirements.txt
 	@[ -n "$(PYTHON)" ] || { echo "error: Python 3.11, 3.12 or 3.13 is needed; install one, or name it: make app PYTHON=/path/to/python3.12"; exit 1; }

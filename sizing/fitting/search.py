@@ -525,10 +525,10 @@ def best_trial(observed: Observed, known: Known) -> Trial:
     """The explanation that fits best: also by the rules that the points suggest, and, where the engine's usual
     look-ahead explains them poorly, without: engines turn it off for some models and features, and people by hand."""
     found = explained(observed, known)
-    if known.seen:
-        found = explained(observed, known.as_seen(), found)
+    if known.seen:  # slow iterations suggest such rules as well: they must explain the points in outline already
+        found = explained(observed, known.as_seen(), found, near=found.best.claim)
     if known.lookahead_assumed and found.best.chi2_per_point > SOUND:
-        found = explained(observed, found.known.without_lookahead(), found)
+        found = explained(observed, found.known.without_lookahead(), found, near=found.sketch)
     return settle(found.best)
 
 
@@ -540,16 +540,16 @@ class Explained(NamedTuple):
     known: Known
 
 
-def explained(observed: Observed, known: Known, rival: Explained | None = None) -> Explained:
+def explained(observed: Observed, known: Known, rival: Explained | None = None, near: float = math.inf) -> Explained:
     """How the users started, the batching rule and the KV cache are searched together.
 
     All are sketched; those near the best are carried on in full, each with a KV cache of its own where it asks for one.
-    With a `rival`, the better of both; where no sketch comes near that of the rival none is carried on.
+    With a `rival`, the better of both; where no sketch's claim comes near the claim `near`, none is carried on.
     """
     ways = ways_to_start(observed)
     # Requests/s of a whole run are not those of a steady window: to compare ways to start, all do without.
     sketches = sketched(observed if len(ways) == 1 else replace(observed, rates=False), ways, known)
-    if rival and sketches[0].claim > NEAR * rival.sketch + NEAR_BY:
+    if rival and sketches[0].claim > NEAR * near + NEAR_BY:
         return rival
     best: Trial | None = None
     for sketch in sketches[:MOST_FINISHED]:

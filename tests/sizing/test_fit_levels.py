@@ -157,9 +157,9 @@ def test_a_budget_that_the_levels_suggest_by_chance_is_not_believed(monkeypatch:
     tried: list[tuple[Batching, ...]] = []
     explained = search.explained
 
-    def noted(observed: Observed, known: search.Known, rival: search.Trial | None = None) -> search.Trial:
+    def noted(observed: Observed, known: search.Known, *rival: Any, **near: float) -> search.Explained:
         tried.append(known.batchings)
-        return explained(observed, known, rival)
+        return explained(observed, known, *rival, **near)
 
     monkeypatch.setattr(search, "explained", noted)
     points = measure(Replica(GPU), [Lengths(150, 50, 0.3, 0.3)], (1, 4, 16, 128), engine="vllm", verdict="steady")

@@ -533,7 +533,7 @@ def best_trial(observed: Observed, known: Known) -> Trial:
 
 
 class Explained(NamedTuple):
-    """The explanation that fits best of those that what is `known` leaves open, and the claim of the best sketch."""
+    """The best explanation of the levels within what is `known`, and the claim of its search's best sketch."""
 
     best: Trial
     sketch: float
@@ -544,7 +544,8 @@ def explained(observed: Observed, known: Known, rival: Explained | None = None, 
     """How the users started, the batching rule and the KV cache are searched together.
 
     All are sketched; those near the best are carried on in full, each with a KV cache of its own where it asks for one.
-    With a `rival`, the better of both; where no sketch's claim comes near the claim `near`, none is carried on.
+    With a `rival`, the better of both is returned: the rival at once where the best sketch does not come near the claim
+    `near`.
     """
     ways = ways_to_start(observed)
     # Requests/s of a whole run are not those of a steady window: to compare ways to start, all do without.

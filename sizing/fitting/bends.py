@@ -87,7 +87,8 @@ def bend(best: Trial) -> tuple[BentLaw, ...]:
         if len(nodes_of([best.observed.points[row] for row in rows])) > 1
     ]
     spread = 1.0 if alone else _spread_found(bent)
-    return tuple(_told(trial, slopes, spread) for trial, slopes in bent)
+    sizes = _sizes_found([trial for trial, _ in bent])
+    return tuple(_told(trial, slopes, spread, sizes) for trial, slopes in bent)
 
 
 def _bent(best: Trial, rows: Sequence[int], alone: bool) -> tuple[Trial, Floats]:
@@ -126,18 +127,30 @@ def _spread_found(bent: Sequence[tuple[Trial, Floats]]) -> float:
     return math.sqrt(min(1.0, (1 + squares) / (2 + told)))
 
 
-def _told(trial: Trial, slopes: Floats, spread: float) -> BentLaw:
-    """What the fit of one pair of lengths says, its distance from the law of all `spread` times what was thought."""
-    straight, nodes = trial.parameters.straight, trial.parameters.nodes
-    white, half = trial.numbers[straight:], len(nodes)
-    # Bends found small make large ones unlikely: the size of all is told by those seen, as the mean square of numbers
-    # with a prior worth two of them.
-    sizes = [math.sqrt(min(1.0, (1 + float(part @ part)) / (2 + half))) for part in (white[:half], white[half:])]
+def _sizes_found(bent: Sequence[Trial]) -> tuple[float, float]:
+    """How large the bends of decode steps and of prompts are, as a share of what was thought possible, 1 at most.
+
+    Bends found small make large ones unlikely: the size of all is told by those seen, at any lengths, as the mean
+    square of numbers with a prior worth two of them.
+    """
+    squares, told = np.zeros(2), 0
+    for trial in bent:
+        parts = trial.numbers[trial.parameters.straight :].reshape(2, -1)
+        squares += np.square(parts).sum(axis=1)
+        told += parts.shape[1]
+    decode, prompt = np.sqrt(np.minimum(1.0, (1 + squares) / (2 + told)))
+    return float(decode), float(prompt)
+
+
+def _told(trial: Trial, slopes: Floats, spread: float, sizes: tuple[float, float]) -> BentLaw:
+    """What the fit of one pair of lengths says: its distance from the law of all `spread` times what was thought, its
+    bends of these `sizes`."""
+    straight, half = trial.parameters.straight, len(trial.parameters.nodes)
     covariance = trial.covariance(slopes, np.concatenate([np.full(straight, spread), np.repeat(sizes, half)]))
     points = trial.observed.points
     isl, osl = (float(np.mean([getattr(point, name) for point in points])) for name in ("isl", "osl"))
     law, batching, names = trial.replica.law, trial.replica.batching, trial.parameters.names
-    return BentLaw(isl, osl, law, batching, names, covariance, trial.law_error, (sizes[0], sizes[1]))
+    return BentLaw(isl, osl, law, batching, names, covariance, trial.law_error, sizes)
 
 
 def are_alike(lengths: tuple[float, float], point: Point) -> bool:

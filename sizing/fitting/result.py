@@ -203,8 +203,6 @@ of a coefficient that is hardly known the slower end is far off and the faster i
 much of its change."""
 FARTHEST = 3.0
 """Distance in ln(ISL) and ln(OSL) together from which a law is trusted no less: a factor of 20."""
-PROMPT_COEFFICIENTS = ("token_s", "attention_s", "prefill_s", "request_s")
-"""What a TTFT is mostly made of."""
 
 
 class CoveredRange(NamedTuple):
@@ -223,9 +221,15 @@ class CoveredRange(NamedTuple):
         )
 
 
-def _prompts_scaled(law: StepLaw, factor: float) -> StepLaw:
-    """The law with all that a prompt costs `factor` times as long."""
-    return law.with_values(**{name: factor * getattr(law, name) for name in PROMPT_COEFFICIENTS})
+def _sooner_and_later(law: StepLaw, isl: float, error: float) -> tuple[StepLaw, StepLaw]:
+    """Two laws with the TTFT of a prompt alone `error` apart to either side, a share of it: outside the iterations.
+
+    What prompts cost in the iterations shows in requests/s and ITL too, and `error` is what only TTFT shows. Where
+    `request_s` is less than that, the two are as far apart, from zero on.
+    """
+    away_s = error * float(law.prefill_alone_s(isl))
+    least_s = max(0.0, law.request_s - away_s)
+    return law.with_values(request_s=least_s), law.with_values(request_s=least_s + 2 * away_s)
 
 
 def _between(common: StepLaw, bent: StepLaw, share: float) -> StepLaw:
@@ -353,7 +357,7 @@ class Fit:
         than `UNSEEN` of the variance of every time are left out.
         """
         fitted = self._measured
-        shifts, beside = fitted._shifts, fitted._beside
+        shifts, beside = fitted._shifts, fitted._beside(lengths.isl)
         seen = partial(fitted._times, lengths=lengths, batches=fitted._at_random if batches is None else batches)
         ends = np.array([[seen(one), seen(other)] for one, other in [*map(fitted._moved, shifts), *beside]])
         changes, curves = ends[:, 1] - ends[:, 0], ends[:, 0] + ends[:, 1] - 2 * seen(fitted.engine)
@@ -397,18 +401,16 @@ class Fit:
             return engine
         return replace(engine, law=bent_further(engine.law, np.tensordot(opened, self._open, axes=1)))
 
-    @property
-    def _beside(self) -> list[tuple[Replica, Replica]]:
+    def _beside(self, isl: float) -> list[tuple[Replica, Replica]]:
         """Pairs beside the numbers: by the law's own error."""
-        errors = ((StepLaw.scaled, self.law_error.itl), (_prompts_scaled, self.law_error.ttft))
-        laws = [
-            (scaled(self.law, math.exp(-error)), scaled(self.law, math.exp(error))) for scaled, error in errors if error
-        ]
-        return [(Replica(low, self.batching), Replica(high, self.batching)) for low, high in laws]
+        law, of_steps, of_ttft = self.law, self.law_error.itl, self.law_error.ttft
+        pairs = [(law.scaled(math.exp(-of_steps)), law.scaled(math.exp(of_steps)))] if of_steps else []
+        pairs += [_sooner_and_later(law, isl, of_ttft)] if of_ttft else []
+        return [(Replica(low, self.batching), Replica(high, self.batching)) for low, high in pairs]
 
     @property
     def _pairs(self) -> list[tuple[Replica, Replica]]:
-        return [*map(self._moved, self._shifts), *self._beside]
+        return [*map(self._moved, self._shifts), *self._beside(sum(self.calibrated.isl) / 2)]
 
     def _ordered(self, pair: tuple[Replica, Replica]) -> tuple[Replica, Replica]:
         one, other = sorted(pair, key=self._busy_step_s)

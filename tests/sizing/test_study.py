@@ -48,7 +48,7 @@ def dask() -> Iterator[Any]:
     from distributed import LocalCluster
 
     workers = LocalCluster(  # type: ignore[no-untyped-call]
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", silence_logs=50
     )
     with workers:
         yield workers

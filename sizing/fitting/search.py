@@ -367,6 +367,9 @@ a factor of 1.6, as a prompt leaves little room for anything else. So it is by a
 PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.25, 1.0, 0.25, 0.5, 1.5, 1.5)
 """The same for a law from elsewhere (a day-zero estimate): weights, KV reads and arithmetic follow from sizes and the
 GPU's bandwidth and FLOP/s."""
+MIXTURE_SIGMAS = {"weights_s": 0.5, "overhead_s": 0.25}
+"""The same of a mixture of experts of which one level was measured: what its estimate misses there is mostly the time
+that experts take, read by the batch, and hardly what every step takes."""
 BESIDE_KERNELS = 2.7
 """What an iteration of a mixture of experts with a prompt costs beside its tokens, over what summed kernels have of it:
 of published servers, each pair of lengths predicted from the others. Short prompts hardly part the two, and whatever is
@@ -395,7 +398,8 @@ def guess(
         shared[known] = prior_error
         if of_one_level(points) and prior.weights_s > 0:
             centre[~known] += math.log(LITTLE_OF_NOTHING)
-            sigma[COEFFICIENTS.index("token_s")] = PROMPT_SIGMA
+            own = {"token_s": PROMPT_SIGMA} | (MIXTURE_SIGMAS if prior.unread > 0 else {})
+            sigma[[COEFFICIENTS.index(name) for name in own]] = list(own.values())
     return centre, sigma, shared
 
 

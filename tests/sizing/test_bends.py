@@ -206,6 +206,32 @@ def test_variants_hold_the_bend_and_the_error_of_the_law() -> None:
     assert (wider[:, 2] > sigmas[:, 2]).all()
 
 
+@given(error=st.floats(0.01, 0.8), isl=st.floats(16, 20_000))
+def test_what_a_law_misses_of_ttft_alone_is_no_error_of_its_iterations(error: float, isl: float) -> None:
+    """Two engines whose prompts alone differ by twice the error, as a share of what they take; their steps do not."""
+    found = kinked()[0].at(SHORT.isl, SHORT.osl)
+    exact, off = (dataclasses.replace(found, law_error=LawError(ttft=ttft))._beside(isl) for ttft in (0.0, error))
+    ((sooner, later),) = off
+    assert not exact
+    assert sooner.law.decode_s(16, 4000) == later.law.decode_s(16, 4000)
+    apart_s = (
+        later.law.prefill_alone_s(isl) + later.law.request_s - sooner.law.prefill_alone_s(isl) - sooner.law.request_s
+    )
+    assert apart_s == pytest.approx(2 * error * found.law.prefill_alone_s(isl))
+
+
+def test_bends_at_all_lengths_tell_one_size() -> None:
+    """One engine: what is open of its bend at one pair of lengths is as large as at another."""
+    engine = Replica(dataclasses.replace(GPU, bend=KINK))
+    long = dataclasses.replace(VARIED, isl=8 * VARIED.isl)
+    one, other = (
+        fit(measure(engine, lengths, LEVELS, noise=0.005), protocol=Protocol("ramp"), batching=Batching()).bent
+        for lengths in ([VARIED], [VARIED, long])
+    )
+    assert [len(one), len(other)] == [1, 2]
+    assert other[0].open_sizes == other[1].open_sizes
+
+
 def test_what_was_measured_holds_the_answer_fast() -> None:
     """At a level of the fit the coefficients may be what they like: of the band only the noise of a measurement and
     what of the law's error changes from level to level is left. Between levels there is more, beyond them far more."""

@@ -83,6 +83,28 @@ def test_a_server_uniformly_slower_or_faster_is_found_with_one_point(slower: flo
     assert off.max() < 0.10
 
 
+@pytest.mark.parametrize("slower", [0.7, 1.4])
+def test_one_level_of_a_mixture_scales_its_experts_and_not_what_every_step_takes(slower: float) -> None:
+    """Experts 30 or 40 % off their kernels; ITL at a quarter of the users and at four times as many within 13 %."""
+    mixture: dict[str, Any] = {
+        "model": "Qwen/Qwen3-235B-A22B",
+        "gpu": "h200_sxm",
+        "tp": 4,
+        "precision": "fp8",
+        "engine": "vllm",
+    }
+    told = prior_law(dataclasses.replace(level(16), **mixture).deployment, LENGTHS)
+    assert told is not None and told.law is not None and told.law.unread > 0
+    law = told.law.with_values(weights_s=slower * told.law.weights_s, request_s=1e-3)
+    server = Replica(law, ESTIMATE.replica.batching)
+    points = [simulated_point(Option(LENGTHS, users, 10 * users), server, **mixture) for users in (4, 16, 64)]
+    found = fit([points[1]], protocol=Protocol("ramp"))
+    weights, overhead = (getattr(found.law, name) / getattr(told.law, name) for name in ("weights_s", "overhead_s"))
+    assert (weights - 1) * (slower - 1) > 0
+    assert abs(np.log(overhead)) < 0.5 * abs(np.log(weights))
+    assert np.abs(found.means(points)[:, 2] / [point.itl_mean_s for point in points] - 1).max() < 0.13
+
+
 def test_the_band_lies_between_those_of_an_estimate_and_of_a_fit() -> None:
     candidates = [ESTIMATE, *(from_fit(fitted(users), LENGTHS) for users in ((16,), (1, 16, 64)))]
     """An estimate knows servers of its kind, one level leans on kernels alone: their upper ends are alike."""

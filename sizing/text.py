@@ -858,8 +858,8 @@ CAUTIONS: dict[CautionKind, str] = {
         "fewer than {gpus}{advice}"
     ),
     "poor_fit": (
-        "the law misses the points: it is still {requests_per_s:%} off in requests/s, {ttft:%} in TTFT and {itl:%} in "
-        "ITL there, and so may the answer be, whose band allows for it. Most likely {likely}"
+        "the law misses the points: it is still off there, by {misses}, and so may the answer be, whose band allows "
+        "for it. Most likely {likely}"
     ),
     "distrusted_point": (
         "the point at ISL {isl:g}, OSL {osl:g}, {load_kind} {load_value:g} disagrees with the others: the law gives "
@@ -929,6 +929,9 @@ LIKELY = {
     ),
 }
 """What may make the law miss the points."""
+MISSED = {"requests_per_s": "requests/s", "ttft": "TTFT", "itl": "ITL"}
+LEAST_SHOWN = 0.005
+"""Error of the law that is said: smaller ones would read 0 %."""
 NOT_MODELLED = {
     "max_waiting": "the limit on waiting requests",
     "queue_timeout": "queue timeouts",
@@ -969,6 +972,9 @@ def caution(found: Caution) -> str:
         facts["left_out"] = " and ".join(NOT_MODELLED[name] for name in facts["settings"])
     elif found.kind == "poor_fit":
         facts["likely"] = LIKELY[facts["cause"]].format(**facts)
+        missed = {figure: facts[name] for name, figure in MISSED.items()}
+        misses = [f"{percent(off)} in {figure}" for figure, off in missed.items() if off >= LEAST_SHOWN]
+        facts["misses"] = " and ".join(", ".join(misses).rsplit(", ", 1))
     elif found.kind == "one_level":
         facts["noun"] = "point" if facts["points"] == 1 else "points"
     elif found.kind == "near_floor":

@@ -17,7 +17,7 @@ from sizing.candidates import cautions_at
 from sizing.cli import main
 from sizing.engine import Batching, Replica
 from sizing.fitting import fit
-from sizing.fitting.parameters import moved
+from sizing.fitting.parameters import LawError, moved
 from sizing.points import Point, write_points
 from sizing.prediction import Caution
 from sizing.text import caution
@@ -117,6 +117,18 @@ def test_memory_is_named_where_it_holds_users_up() -> None:
     assert why.facts["cause"] == "memory"
     assert "--kv-tokens" in caution(why)
     assert "poor_fit" not in [each.kind for each in fit(long_requests(), kv_tokens=120_000).warnings]
+
+
+@pytest.mark.parametrize(
+    ("ttft", "words"),
+    [
+        (0.4, "off there, by 12 % in requests/s, 40 % in TTFT and 30 % in ITL, and"),
+        (0.004, "off there, by 12 % in requests/s and 30 % in ITL, and"),
+    ],
+)
+def test_a_law_that_is_off_is_said_to_be_so_where_it_is(ttft: float, words: str) -> None:
+    off = LawError(requests_per_s=0.12, ttft=ttft, itl=0.3)
+    assert words in caution(Caution("poor_fit", off._asdict() | {"cause": "unlike"}))
 
 
 def test_no_variant_of_a_law_has_too_little_memory_for_what_was_served() -> None:

@@ -299,11 +299,9 @@ def gpus_chart(configurations: tuple[Configuration, ...]) -> Drawing:
         panel.xaxis.set_major_formatter(lambda value, _: significant(value))
 
     first = rows[0]
-    alt = (
-        f"Of {len(configurations)} configurations that meet the SLA {line(first.label)} needs "
-        f"{number_of(first.gpus)} GPUs, {gpus_band(first)} in the 90 % band."
-    )
-    return Drawing("gpus", drawn(draw, 0.7 + ROW_IN * len(rows)), alt)
+    among = f"Of {len(configurations)} configurations that meet the SLA, " if len(configurations) > 1 else ""
+    needs = f"{line(first.label)} needs {number_of(first.gpus)} GPUs, {gpus_band(first)} in the 90 % band."
+    return Drawing("gpus", drawn(draw, 0.7 + ROW_IN * len(rows)), among + needs)
 
 
 def most(rows: tuple[Configuration, ...]) -> float:

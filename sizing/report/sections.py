@@ -185,7 +185,7 @@ def answered(report: Report) -> Iterator[Section]:
     """What to decide by."""
     yield Section("Will it hold?", tables=(tables.sla(report),), bullets=tuple(map(line, report.remarks)))
     if report.warnings:
-        yield Section("Before buying", bullets=sentences(report.warnings))
+        yield Section("Before buying", bullets=tuple(f"{each.rstrip('.')}." for each in capitals(report.warnings)))
     if report.curves:
         yield Section("Latency against load", texts=(NOT_REPLAYED,) if report.traffic else (), charts=("latency",))
     if report.sessions:
@@ -199,7 +199,7 @@ def answered(report: Report) -> Iterator[Section]:
     if report.day:
         texts = tuple(f"{line(text).rstrip('.')}." for text in (report.day.sentence, report.day.working))
         yield Section("Over a day", texts=texts, charts=("day",), tables=(tables.day_figures(report),))
-    both = (("Included", sentences(report.includes)), ("Not included", sentences(report.excludes)))
+    both = (("Included", capitals(report.includes)), ("Not included", capitals(report.excludes)))
     yield Section("What the number is for", lists=both)
     yield Section("Alternatives", charts=("gpus",), tables=(tables.configurations(report),))
     yield Section("Left out", tables=(tables.left_out(report),))
@@ -210,7 +210,7 @@ def answered(report: Report) -> Iterator[Section]:
     yield Section("Assumptions", bullets=tuple(map(line, report.assumptions)))
 
 
-def sentences(texts: tuple[str, ...]) -> tuple[str, ...]:
+def capitals(texts: tuple[str, ...]) -> tuple[str, ...]:
     """Bullets that begin with a capital."""
     return tuple(capital(line(text)) for text in texts)
 

@@ -930,6 +930,7 @@ LIKELY = {
 }
 """What may make the law miss the points."""
 MISSED = {"requests_per_s": "requests/s", "ttft": "TTFT", "itl": "ITL"}
+"""What a law may miss, by the name of its error."""
 LEAST_SHOWN = 0.005
 """Error of the law that is said: smaller ones would read 0 %."""
 NOT_MODELLED = {
@@ -972,8 +973,8 @@ def caution(found: Caution) -> str:
         facts["left_out"] = " and ".join(NOT_MODELLED[name] for name in facts["settings"])
     elif found.kind == "poor_fit":
         facts["likely"] = LIKELY[facts["cause"]].format(**facts)
-        missed = {figure: facts[name] for name, figure in MISSED.items()}
-        misses = [f"{percent(off)} in {figure}" for figure, off in missed.items() if off >= LEAST_SHOWN]
+        shown = [name for name in MISSED if facts[name] >= LEAST_SHOWN]
+        misses = [f"{percent(facts[name])} in {MISSED[name]}" for name in shown]
         facts["misses"] = " and ".join(", ".join(misses).rsplit(", ", 1))
     elif found.kind == "one_level":
         facts["noun"] = "point" if facts["points"] == 1 else "points"

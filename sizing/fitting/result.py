@@ -402,7 +402,7 @@ class Fit:
         return replace(engine, law=bent_further(engine.law, np.tensordot(opened, self._open, axes=1)))
 
     def _beside(self, isl: float) -> list[tuple[Replica, Replica]]:
-        """Pairs beside the numbers: by the law's own error."""
+        """Pairs beside the numbers: by the law's own error, of TTFT for prompts of `isl` tokens."""
         law, of_steps, of_ttft = self.law, self.law_error.itl, self.law_error.ttft
         pairs = [(law.scaled(math.exp(-of_steps)), law.scaled(math.exp(of_steps)))] if of_steps else []
         pairs += [_sooner_and_later(law, isl, of_ttft)] if of_ttft else []

@@ -85,7 +85,8 @@ def test_a_server_uniformly_slower_or_faster_is_found_with_one_point(slower: flo
 
 @pytest.mark.parametrize("slower", [0.7, 1.4])
 def test_one_level_of_a_mixture_scales_its_experts_and_not_what_every_step_takes(slower: float) -> None:
-    """Experts 30 or 40 % off their kernels; ITL at a quarter of the users and at four times as many within 13 %."""
+    """Experts 30 or 40 % off their kernels: at a quarter of the users and at four times as many at most a third of that
+    is left in ITL."""
     mixture: dict[str, Any] = {
         "model": "Qwen/Qwen3-235B-A22B",
         "gpu": "h200_sxm",
@@ -102,7 +103,8 @@ def test_one_level_of_a_mixture_scales_its_experts_and_not_what_every_step_takes
     weights, overhead = (getattr(found.law, name) / getattr(told.law, name) for name in ("weights_s", "overhead_s"))
     assert (weights - 1) * (slower - 1) > 0
     assert abs(np.log(overhead)) < 0.5 * abs(np.log(weights))
-    assert np.abs(found.means(points)[:, 2] / [point.itl_mean_s for point in points] - 1).max() < 0.13
+    off = np.abs(found.means(points)[:, 2] / [point.itl_mean_s for point in points] - 1)
+    assert off.max() < abs(slower - 1) / 3
 
 
 def test_the_band_lies_between_those_of_an_estimate_and_of_a_fit() -> None:

@@ -226,6 +226,16 @@ def test_reports_with_hardly_any_curve_are_whole(points: int) -> None:
     assert squeezed(empty) in pdf_text(render(found, "pdf"))
 
 
+def test_a_caution_is_a_sentence_and_one_configuration_is_not_one_of_one() -> None:
+    found = dataclasses.replace(report(), warnings=("measure it again", "Done."))
+    text = Page(render(found, "html").decode()).text
+    assert "Measure it again." in text and "Done." in text and "Done.." not in text
+    assert f"Of {len(found.configurations)} configurations" in str(charts(found))
+    assert " configurations that meet" not in str(
+        charts(dataclasses.replace(found, configurations=found.configurations[:1]))
+    )
+
+
 def test_a_missing_typst_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "typst", None)
     with pytest.raises(ReportToolMissing, match=r"pip install 'sizing\[report\]'"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from calibration.errors import PlanError
-from calibration.load.loops import Job, arrival_times, schedule_times
+from calibration.load.loops import Job, schedule_times
 from calibration.plan import Level, SweepPlan
 from calibration.target import Target
 from sizing.errors import ScenarioError
@@ -170,7 +170,7 @@ def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
     requests = (until.requests_max or level.requests) / turns_of(plan, level)
     longest = 0 if until.requests_max else math.ceil(level.value * (until.budget_s or 0.0))
     wanted = max(math.ceil(requests), longest)
-    return arrival_times(law, level.value, warm_up + wanted + 1, rng)
+    return law.times(warm_up + wanted + 1, level.value, rng)
 
 
 class Order(Protocol):

@@ -10,19 +10,20 @@ import json
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import click
+import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 
 from calibration import run as sweep
 from calibration.adapt import Adaptive, Best
 from calibration.commands import heed_signals
-from calibration.errors import CalibrationError, Cancelled, PlanError, Undecided
+from calibration.errors import CalibrationError, Cancelled, PlanError, StoreError, Undecided
 from calibration.levels import adaptive_of, is_at, minutes, untried
 from calibration.plan import (
     ASKED,
@@ -34,6 +35,7 @@ from calibration.plan import (
     Protocol,
     ServerPlan,
     SweepPlan,
+    level_key,
     level_s,
     parse_plan,
     users_of,
@@ -45,7 +47,7 @@ from calibration.store import Store
 from calibration.target import answering, deployment, serving
 from sizing import text as answer
 from sizing.analyses.next_level import planned, usable
-from sizing.analyses.verification import Verification, compared, verification, void_because
+from sizing.analyses.verification import Sent, Verification, compared, verification, void_because
 from sizing.cli.options import field_options, margin_options, options, shape_option, sla_options, take_shape, write_json
 from sizing.cli.plan import report_json, show
 from sizing.cli.shapes import Extras, extras_json
@@ -368,11 +370,23 @@ def verified(store: Store, bar: Sizing, found: Measured, plan: Plan) -> Verifica
     rate_per_s = untried(plan.answer.load_per_s, found.points, kind) if reached is None else reached.value
     for each in store.measurements(found.run_id):
         if is_at(each.point, rate_per_s, kind):
-            return compared(plan.answer.candidate, plan.question, each.point, each.facts)
+            sent = sent_requests(store, found.run_id, each)
+            return compared(plan.answer.candidate, plan.question, each.point, each.facts, sent)
     ended = (
         f"the measuring before it {found.ending.state}" if reached is None else found.ending.failure or "interrupted"
     )
     return Verification(rate_per_s, why_not=str(ended))
+
+
+def sent_requests(store: Store, run_id: int, measured: Measurement) -> Sent | None:
+    """The very requests of a level of random arrivals, by its records; None where these are not here."""
+    with suppress(StoreError):
+        if log := store.log(run_id, level_key(measured.point)):
+            order = np.argsort(log.intended_s, kind="stable")
+            due_s, first_s = log.intended_s[order], float(log.intended_s.min())
+            start_s, stop_s = (measured.facts[f"window_{end}_s"] - first_s for end in ("start", "stop"))
+            return Sent(due_s - first_s, start_s, stop_s, log.isl[order], log.osl[order])
+    return None
 
 
 # --- The answer, and what it rests on

@@ -201,6 +201,22 @@ class Arrivals:
         shape = merged if self.kind == "poisson" else merged / self.cv**2
         return rng.gamma(shape, mean_s / shape, n)
 
+    def times(self, n: int, rate_per_s: float, rng: np.random.Generator) -> Seconds:
+        """Times in seconds from the start, shape (n,), of `n` arrivals of a measurement, the last at exactly
+        ``n / rate_per_s``.
+
+        Of Poisson arrivals this is a Poisson stream given its count in that time: gaps are as random as ever, but the
+        rate is the one asked for. Left to chance, the rate of 600 arrivals would be off by 4 %, and latencies near
+        saturation by far more.
+
+        >>> Arrivals.parse("constant").times(4, 4.0, np.random.default_rng(0))
+        array([0.25, 0.5 , 0.75, 1.  ])
+        """
+        if n == 0:
+            return np.empty(0)
+        times_s = np.cumsum(self.gaps(n, rate_per_s, rng))
+        return np.asarray(times_s * (n / rate_per_s / times_s[-1]))
+
     def __str__(self) -> str:
         return {"gamma": f"gamma:cv={self.cv:g}", "batch": f"batch:size={self.size}"}.get(self.kind, self.kind)
 

@@ -16,7 +16,8 @@ import csv
 import json
 import math
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ import click
 from rich.console import Console
 
 from calibration.load import system
-from calibration.plan import PlanFile, parse_plan
+from calibration.plan import PlanFile, level_key, parse_plan
 from calibration.progress import Bar
 from calibration.run import run
 from calibration.store import Store
@@ -37,7 +38,7 @@ from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import Settings
 from sizing.points import Point, read_points, write_points
 from validation.evidence.measured_sessions import CLOSED_LOOPS, KV_TOKENS, LOOPS, SESSIONS, TABLE, Round, read_rounds
-from validation.evidence.measured_vllm import server_of
+from validation.evidence.measured_vllm import ARRIVALS, Drawn, Identity, identity, server_of, write_drawn
 
 EVIDENCE = Path(__file__).parent / "evidence"
 LEVELS = ((1, 4, 16), (2, 8, 32))
@@ -147,18 +148,26 @@ def plan_of(
     return parse_plan("".join(f"{key}: {json.dumps(value)}\n" for key, value in plan.items()))
 
 
-def measured(configuration: Configuration, mix: Mix, server: VllmServer, console: Console) -> list[Point]:
-    """The points of one mix, each with the round it was measured in as its source."""
-    found: list[Point] = []
+def measured(
+    configuration: Configuration, mix: Mix, server: VllmServer, console: Console
+) -> tuple[list[Point], dict[Identity, Drawn]]:
+    """The points of one mix, each with the round it was measured in as its source, and how their random arrivals were
+    drawn: no two mixes, and no two servers, have the same."""
+    found, drawn = list[Point](), dict[Identity, Drawn]()
     server_name = f"{configuration.name}; " if configuration.name else ""
+    of_mix = 100 * (zlib.crc32(f"{configuration.server} {mix.isl}".encode()) % 10**6)
     with TemporaryDirectory() as folder:
         store = Store(f"sqlite:///{folder}/points.db")
 
         def measure(name: str, seed: int, **loads: Any) -> None:
             with Bar(console) as bar:
-                plan = plan_of(configuration, server, mix.entry, seed, **loads)
-                points = store.points(run(plan, store, bar))
-            found.extend(replace(point, source=f"{server_name}{name}") for point in points)
+                run_id = run(plan_of(configuration, server, mix.entry, of_mix + seed, **loads), store, bar)
+            for each in store.measurements(run_id):
+                point = replace(each.point, source=f"{server_name}{name}")
+                found.append(point)
+                if point.load_kind == "poisson_rate":
+                    records = store.records(run_id)[level_key(point)]
+                    drawn[identity(point)] = drawn_of(records, each.facts, point.load_value, loads["budget_s"])
 
         def closed(name: str, seed: int, users: Sequence[int]) -> None:
             measure(f"closed loops, {name}", seed, concurrency=[*users], budget_s=configuration.closed_s)
@@ -171,7 +180,15 @@ def measured(configuration: Configuration, mix: Mix, server: VllmServer, console
             measure(f"arrivals {number + 1}", 10 + number, rates=rates, budget_s=configuration.open_s)
             if number < len(LEVELS):
                 closed("again", 20 + number, LEVELS[number])
-    return found
+    return found, drawn
+
+
+def drawn_of(records: Path, facts: Mapping[str, float], rate_per_s: float, budget_s: float) -> Drawn:
+    """How random arrivals were drawn for a level of `budget_s`, by its records: see `calibration.levels.arrivals_of`,
+    whose seed is that of the plan and of the level."""
+    log, seed = read_log(records), decoded_about(records.read_bytes(), str(records)).seed
+    warm = int((log.intended_s[log.turn == 0] < facts["window_start_s"]).sum())
+    return Drawn((seed[0], seed[-1]), warm + math.ceil(rate_per_s * budget_s) + 1, warm)
 
 
 def sessions_measured(server: VllmServer, number: int, console: Console, budget_s: float = SESSION_S) -> Round:
@@ -184,14 +201,14 @@ def sessions_measured(server: VllmServer, number: int, console: Console, budget_
             run_id = run(plan_of(SESSION_SERVER, server, entry, 30 + number, **loads), store, bar)
         [found] = store.measurements(run_id)
         [records] = store.records(run_id).values()
-        log, seed = read_log(records), decoded_about(records.read_bytes(), str(records)).seed
-    warm = int((log.intended_s[log.turn == 0] < found.facts["window_start_s"]).sum())
+        seed = decoded_about(records.read_bytes(), str(records)).seed
+        drawn = drawn_of(records, found.facts, SESSIONS.rate_per_s, budget_s)
     return Round(
         kv_tokens=server.settings.kv_tokens,
         round=number,
         seed=" ".join(map(str, seed)),
-        arrivals=warm + math.ceil(SESSIONS.rate_per_s * budget_s) + 1,
-        warm=warm,
+        arrivals=drawn.arrivals,
+        warm=drawn.warm,
         turns=found.point.requests or 0,
         preemptions=round(found.server["preemptions"]),
         hit_rate=found.server["prefix_tokens_found_share"],
@@ -276,9 +293,11 @@ def main(only: Sequence[str], folder: Path) -> None:
         with VllmServer(configuration.settings, console) as server, system.kept_off(system.of_engine(1)):
             be_prompt()
             for mix in lacking:
-                known += measured(configuration, mix, server, console)
+                points, drawn = measured(configuration, mix, server, console)
+                known += points
                 with table.open("w", encoding="utf-8", newline="") as file:
                     write_points(known, file)
+                write_drawn(folder / ARRIVALS.name, drawn)
 
 
 if __name__ == "__main__":

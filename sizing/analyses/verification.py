@@ -6,26 +6,32 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.candidates import from_fit, law_of
 from sizing.edge import REQUESTS, Z90, latency_band, run_at
+from sizing.engine import Replica
 from sizing.errors import FitError
 from sizing.fitting.levels import ITL_SIGMA
 from sizing.plans import Candidate, Fleet, Plan
 from sizing.points import TELLING, UNTOLD, Point
+from sizing.prediction import Quantiles
 from sizing.question import Question, Setting
-from sizing.simulator import Simulated
-from sizing.workload import LIMITED, METRICS, OF_REQUESTS, Arrivals, Limit
+from sizing.simulator import Simulated, Watch, simulate_trace
+from sizing.workload import LIMITED, METRICS, Arrivals, Limit, RequestMetric, Seconds, Tokens, Workload
 
 PERCENTILES = (50, 95)
 """What is compared of TTFT, ITL and E2E, beside what the SLA limits."""
 LEAST, MOST = 0.9, 1.25
 """A level verifies a plan from this share of its load per replica on, up to that multiple of it."""
-UNLIMITED_S = 1e9
-FEWEST_BLOCKS = 8
+UNLIMITED_S, LEAST_S = 1e9, 1e-9
+WARM_E2ES = 2.0
+"""Mean E2Es that a measurement of random arrivals leaves out at its start."""
+MEASUREMENTS, FEWEST = 60, 8
+"""Measurements that are simulated, as long as they have no more requests in all than a run that decides; at least."""
 INSTRUMENT = {"ttft": UNTOLD.ttft_sigma}
 """Relative error from run to run, where it is not that of ITL."""
 Verdict = Literal["in", "above", "below"]
@@ -132,16 +138,22 @@ def _tells(point: Point, fleet: Fleet, question: Question) -> bool:
 
 
 def compared(
-    candidate: Candidate, question: Question, point: Point, facts: Mapping[str, float] | None = None
+    candidate: Candidate,
+    question: Question,
+    point: Point,
+    facts: Mapping[str, float] | None = None,
+    sent: Sent | None = None,
 ) -> Verification:
     """A level of random arrivals on one replica beside the law of `candidate`; one that is not steady proves nothing.
 
-    `facts` of the measurement, where they are known, hold the intervals of its percentiles (``ttft_p95_low_s``).
+    `facts` of the measurement, where they are known, hold the intervals of its percentiles (``ttft_p95_low_s``). Where
+    the requests that it `sent` are known, the law is asked what these very ones should have seen, which leaves less to
+    chance.
     """
     known = facts or {}
     because, bands = void_because(point), tuple[Band, ...]()
     if not point.void:
-        bands = _bands(candidate, question, point.load_value, point.requests)
+        bands = _bands(candidate, question, point.load_value, point.requests, sent)
         because = because or ("" if bands else "the law holds that a replica cannot carry this load")
     figures = tuple(
         Figure(
@@ -171,21 +183,97 @@ class Band(NamedTuple):
     high_s: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """The requests that a measurement sent: when, in seconds, shape (n,), from its first one on, warm-up included; what
+    came from `start_s` until `stop_s` was measured. Their lengths in tokens, where they are known."""
+
+    arrival_s: Seconds
+    start_s: float
+    stop_s: float
+    isl: Tokens | None = None
+    osl: Tokens | None = None
+
+
 @lru_cache(maxsize=64)
-def _bands(candidate: Candidate, question: Question, rate_per_s: float, requests: int | None) -> tuple[Band, ...]:
-    """What a measurement of so many requests should show; nothing where the law calls the load saturated. Takes about a
-    second, hence kept."""
-    workload = replace(question.workload, rate_per_s=1.0, arrivals=Arrivals())
+def _bands(
+    candidate: Candidate, question: Question, rate_per_s: float, requests: int | None, sent: Sent | None
+) -> tuple[Band, ...]:
+    """What a measurement of so many requests, or of those that were sent, should show; nothing where the law calls the
+    load saturated. Takes about a second, hence kept."""
+    workload = replace(question.workload, rate_per_s=rate_per_s, arrivals=Arrivals())
     setting = Setting(workload, question.sla, "random", 1)
-    run = run_at(candidate.replica, setting, rate_per_s, REQUESTS)
-    if run.saturated:
+    steady = run_at(candidate.replica, setting, rate_per_s, REQUESTS)
+    if steady.saturated:
         return ()
-    ends_of, predicted, found = latency_band(candidate, setting, rate_per_s), run.prediction(), []
+    seen, gaps = [Measured(steady, np.ones(len(steady.e2e_s), np.bool_))], question.sla.gap is not None
+    if requests:
+        whole_s = float(steady.e2e_s.mean())
+        seen = measurements(candidate.replica, workload, requests, whole_s, sent, token_gaps=gaps)
+    ends_of, found = latency_band(candidate, setting, rate_per_s), []
     for wanted in _wanted(question):
-        value_s = predicted.value_s(wanted)
-        low, high = with_luck(ends_of(wanted), _luck(run, wanted, requests))
+        logs = np.log([max(each.at(wanted), LEAST_S) for each in seen])
+        value_s = math.exp(logs.mean())
+        instrument = INSTRUMENT.get(wanted.metric, ITL_SIGMA)
+        luck = math.hypot(instrument, float(logs.std(ddof=1))) if len(seen) > 1 else instrument
+        low, high = with_luck(ends_of(wanted), luck)
         found.append(Band(wanted, value_s, value_s * low, value_s * high))
     return tuple(found)
+
+
+class Measured(NamedTuple):
+    """A simulated measurement: the run, and which of its requests count, shape (n,)."""
+
+    run: Simulated
+    counts: NDArray[np.bool_]
+
+    def quantiles(self, metric: RequestMetric) -> Quantiles:
+        """Of the requests that count."""
+        return Quantiles.of(self.run.of(metric)[self.counts])
+
+    def at(self, limit: Limit) -> float:
+        """The percentile that a limit on a latency speaks of, in seconds; of gaps, that of the whole run."""
+        if limit.metric == "gap":
+            return self.run.quantiles("gap").at(limit.percentile)
+        return self.quantiles(cast(RequestMetric, limit.metric)).at(limit.percentile)
+
+
+def measurements(
+    replica: Replica,
+    workload: Workload,
+    requests: int,
+    e2e_s: float,
+    sent: Sent | None = None,
+    *,
+    token_gaps: bool = False,
+) -> list[Measured]:
+    """Simulated measurements of so many requests of the workload, as `calibration` makes them: from an empty server on,
+    at exactly the workload's rate, those of the first `WARM_E2ES` mean E2Es (`e2e_s`) left out. Near saturation a
+    percentile grows for minutes, and a short measurement does not see the end of it.
+
+    Of those that were `sent`, what is not known of them is left to chance: one measurement, where all of it is known
+    and nothing else is.
+    """
+    wanted = max(1, min(requests, REQUESTS // FEWEST))
+    warm = math.ceil(WARM_E2ES * workload.rate_per_s * e2e_s)
+    drawn = warm + wanted + 1 if sent is None else len(sent.arrival_s)
+    number = min(MEASUREMENTS, max(FEWEST, REQUESTS // drawn))
+    if sent is not None and sent.isl is not None and not workload.prefix.hit_rate and replica.speculation is None:
+        number = 1
+    found = []
+    for seed in range(number):
+        rng = np.random.default_rng(seed)
+        isl, osl = workload.lengths.sample(drawn, rng)
+        one = sent
+        if one is None:
+            times_s = workload.arrivals.times(drawn, workload.rate_per_s, rng)
+            one = Sent(times_s, float(times_s[warm]), math.inf)
+        isl, osl = (isl, osl) if one.isl is None or one.osl is None else (one.isl, one.osl)
+        run = simulate_trace(
+            replica, one.arrival_s, isl, osl, workload=workload, seed=seed, watch=Watch(token_gaps=token_gaps)
+        )
+        found.append(Measured(run, (one.arrival_s >= one.start_s) & (one.arrival_s < one.stop_s)))
+    return found
 
 
 def _wanted(question: Question) -> list[Limit]:
@@ -205,20 +293,6 @@ def void_because(point: Point) -> str:
         return ""
     start = point.verdict or "not judged"
     return next((note for note in point.notes.split("; ") if note.startswith(start)), start)
-
-
-def _luck(run: Simulated, wanted: Limit, requests: int | None) -> float:
-    """Standard error of the log of a percentile from one measurement of so many requests to the next: the scatter over
-    parts of the simulated run, whose requests share their queue as measured ones do; and the instrument's."""
-    instrument = INSTRUMENT.get(wanted.metric, ITL_SIGMA)
-    if wanted.metric not in OF_REQUESTS or not requests:  # a run counts gaps and does not list them
-        return instrument
-    seconds = run.of(wanted.metric)
-    seconds = seconds[np.isfinite(seconds)]
-    size = max(1, min(requests, len(seconds) // FEWEST_BLOCKS))
-    blocks = seconds[: len(seconds) - len(seconds) % size].reshape(-1, size)
-    logs = np.log(np.maximum(np.percentile(blocks, wanted.percentile, axis=1), 1e-9))
-    return math.hypot(instrument, float(logs.std(ddof=1)))
 
 
 def with_luck(ends: tuple[float, float], sigma: float) -> tuple[float, float]:

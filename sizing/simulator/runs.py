@@ -20,8 +20,15 @@ from sizing.prediction import Caution
 from sizing.simulator.closed import backlog_rate_per_s, fleet_utilization, stable_rate_per_s
 from sizing.simulator.fleet import UNWATCHED, Failure, serve
 from sizing.simulator.result import Simulated, Watch, open_loop
-from sizing.simulator.sampling import checked_requests, draw_steps, prefixes_found, sample_requests, shared_prefixes
-from sizing.simulator.state import CANCELLED, SERVED, Requests, requests_of
+from sizing.simulator.sampling import (
+    checked_requests,
+    draw_steps,
+    prefixes_found,
+    prepare,
+    sample_requests,
+    shared_prefixes,
+)
+from sizing.simulator.state import CANCELLED, NO_PREFIXES, SERVED, Requests, requests_of
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens, Workload
 
 MOST_REPLICAS = 32
@@ -125,12 +132,14 @@ def simulate_trace(
     *,
     replicas: int = 1,
     routing: Routing = "random",
+    workload: Workload | None = None,
     seed: int = 0,
     watch: Watch = UNWATCHED,
 ) -> Simulated:
     """A fleet serves requests that arrive at `arrival_s` (ascending seconds) with these lengths; all are measured.
 
-    Every replica is simulated. `seed` matters to a routing that draws and to speculation.
+    Every replica is simulated. `workload`: has the prefix that they find, their patience and the limit of the queue;
+    none by default. `seed` matters to a routing that draws, to prefixes found by chance, and to speculation.
     Raises ScenarioError if the arrays do not match, times fall, or a request is longer than the KV cache.
     """
     check_question(replicas, routing)
@@ -138,13 +147,18 @@ def simulate_trace(
     if arrivals.shape != np.shape(isl) or not np.all(np.isfinite(arrivals)) or np.any(np.diff(arrivals) < 0):
         raise ScenarioError("arrival_s must hold one finite time per request, in ascending order")
     rng = np.random.default_rng(seed)
-    run = checked_requests(replica, isl, osl, arrivals)
-    draw_steps(replica, run, rng)
-    seen = serve([replica] * replicas, run, routing, rng, watch=watch)
+    run, shared = checked_requests(replica, isl, osl, arrivals), NO_PREFIXES
+    if workload is None:
+        draw_steps(replica, run, rng)
+    else:
+        replica = replica.with_queue(workload.queue_limit)
+        prepare(replica, workload, run, rng, rng)
+        shared = shared_prefixes(workload)
+    seen = serve([replica] * replicas, run, routing, rng, watch=watch, prefixes=shared)
     span_s = arrivals[-1] - arrivals[0]
     utilization = 0.0
     if len(run) > 1:
-        stable_per_s = replicas * backlog_rate_per_s(replica, run["isl"], run["osl"])
+        stable_per_s = replicas * backlog_rate_per_s(replica, run["isl"], run["osl"], run["cached_tokens"])
         utilization = (len(run) - 1) / span_s / stable_per_s if span_s else np.inf
     return replace(open_loop(run, utilization, drain=False), watched=seen)
 

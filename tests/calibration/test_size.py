@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -19,6 +20,7 @@ from calibration.__main__ import main
 from calibration.errors import ServerError
 from calibration.plan import Answering, ServerPlan, parse_plan, users_of
 from calibration.run import run
+from calibration.size import sent_requests
 from calibration.store import DATABASE_VARIABLE, Store
 from calibration.target import answering
 from lab.mock.process import running
@@ -118,6 +120,12 @@ def test_the_planned_load_is_verified_on_the_server_and_found_again_later(mock: 
     for each in about["figures"]:
         assert each["measured_s"] == getattr(point, f"{each['metric']}_p{each['percentile']}_s")
         assert each["low_s"] < each["predicted_s"] < each["high_s"]
+    (measured,) = [each for each in Store().measurements(1) if each.point == point]
+    sent = sent_requests(Store(), 1, measured)
+    assert sent is not None and sent.isl is not None and sent.osl is not None and sent.arrival_s[0] == 0
+    assert len(sent.isl) == len(sent.osl) == len(sent.arrival_s) and (np.diff(sent.arrival_s) > 0).all()
+    counted = int(((sent.arrival_s >= sent.start_s) & (sent.arrival_s < sent.stop_s)).sum())
+    assert counted == pytest.approx(point.load_value * (point.duration_s or 0.0), rel=0.2)
     if not about["figures"]:
         assert not about["verified"] and (point.verdict or "not judged") in about["why"]
     slow = replace(point, verdict="steady", requests=500, **dict.fromkeys(("ttft_p95_s", "itl_p95_s"), 1.0))

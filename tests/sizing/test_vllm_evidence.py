@@ -6,6 +6,7 @@ The measured table itself fits: the figures of a production engine stand here wi
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,29 +15,52 @@ from numpy.random import SeedSequence
 from sizing.engine import Batching, Replica
 from sizing.fitting import fit
 from sizing.points import Point, read_points
-from sizing.simulator import simulate
-from sizing.workload import Arrivals, Workload
+from sizing.simulator import simulate_trace
+from sizing.workload import Arrivals
+from validation.evidence import measured_vllm
 from validation.evidence.claim import Setup
-from validation.evidence.measured_vllm import BANDED, FIGURES, TABLES, answer, cases, checked, mixes_of, of_table, rows
+from validation.evidence.measured_vllm import (
+    ARRIVALS,
+    BANDED,
+    FIGURES,
+    TABLES,
+    Drawn,
+    answer,
+    cases,
+    checked,
+    identity,
+    mixes_of,
+    of_table,
+    read_drawn,
+    rows,
+    sent,
+    write_drawn,
+)
 from validation.evidence.server import LAW, Design, calibrate
 
 SERVER = Replica(LAW, Batching("chunked", kv_tokens=400_000))
 MIXES = ((128, 64), (1500, 100))
 
 
+WARM, MEASURED = 200, 800
+
+
 def arrivals(server: Replica, like: Point, rate_per_s: float, seed: int) -> Point:
     """What a measurement of 800 requests at random shows."""
-    run = simulate(server, Workload(like.lengths, rate_per_s, Arrivals()), requests=800, seed=seed)
+    rng = np.random.default_rng(seed)
+    arrival_s = Arrivals().times(WARM + MEASURED, rate_per_s, rng)
+    run = simulate_trace(server, arrival_s, *like.lengths.sample(WARM + MEASURED, rng))
     figures = {
         f"{metric}_{name}_s": value
         for metric in ("ttft", "itl", "e2e")
-        for values in [run.of(metric)[np.isfinite(run.of(metric))]]
+        for values in [run.of(metric)[WARM:]]
         for name, value in (
             ("mean", float(values.mean())),
             *((f"p{percentile}", float(np.percentile(values, percentile))) for percentile in (50, 95)),
         )
     }
-    kind = {"load_kind": "poisson_rate", "load_value": rate_per_s, "requests": 800, "requests_per_s": rate_per_s}
+    kind = {"load_kind": "poisson_rate", "load_value": rate_per_s, "requests": MEASURED, "requests_per_s": rate_per_s}
+    kind |= {"duration_s": float(arrival_s[-1] - arrival_s[WARM]) + 1e-6}
     gaps = {"gap_p50_s": None, "gap_p95_s": None}
     return replace(like, **kind, **gaps, **figures, source=f"arrivals {seed}")
 
@@ -63,6 +87,48 @@ def test_an_engine_that_follows_the_law_is_predicted(table: list[Point]) -> None
     held = [one.held for cell in cells for rounds in cell.bands for one in rounds]
     assert len(held) == 2 * 3 * len(BANDED) and np.mean(held) >= 0.75
     assert "no closed loop was measured twice" in found[False, "TTFT p50"].note
+
+
+def test_of_arrivals_that_are_known_luck_is_no_error(
+    table: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same measurements, their arrivals drawn again: the luck of lengths is left, and bands are narrower."""
+    cells = answer(of_table("here", table)[0], SeedSequence(0))
+    seeds = {point: int(point.source.split()[-1]) for point in table if point.load_kind == "poisson_rate"}
+    monkeypatch.setattr(measured_vllm, "ARRIVALS", tmp_path / "arrivals.csv")
+    for point, seed in seeds.items():
+        drawn = {identity(point): Drawn((seed,), WARM + MEASURED, WARM)}
+        write_drawn(measured_vllm.ARRIVALS, drawn)
+        assert drawn.items() <= read_drawn(measured_vllm.ARRIVALS).items()
+        known = sent(point)
+        assert known is not None and len(known.arrival_s) == WARM + MEASURED
+        assert known.start_s == known.arrival_s[WARM]
+    known_cells = answer(of_table("here", table)[0], SeedSequence(0))
+    for place in range(len(FIGURES)):
+        any_, same = (np.array([cell.luck[place] for cell in found]) for found in (cells, known_cells))
+        assert np.hypot(*same) < np.hypot(*any_), "rounds lie nearer to what is said of their own arrivals"
+    for place in range(len(BANDED)):
+        wide, narrow = (
+            np.mean([one.half_width for cell in found for one in cell.bands[place]]) for found in (cells, known_cells)
+        )
+        assert narrow < wide
+
+
+def test_the_arrivals_of_the_tables_are_known() -> None:
+    """Drawn again they last as long as their measurements did: to the millisecond where a measurement ended with its
+    arrivals and not with its time, as less than half do; by chance one in some hundred would."""
+    points = [point for table in TABLES.values() for point in read_points(table) if point.load_kind == "poisson_rate"]
+    known = {point: found for point in points if (found := sent(point))}
+    assert len(known) >= 0.95 * len(points)
+    exact = 0
+    for point, found in known.items():
+        drawn = read_drawn(ARRIVALS)[identity(point)]
+        times_s = Arrivals().times(drawn.arrivals, point.load_value, np.random.default_rng(drawn.seed))
+        exact += abs(times_s[-1] - times_s[drawn.warm] - (point.duration_s or 0.0)) < 2e-3
+        measured = int((found.arrival_s >= found.start_s).sum())
+        assert measured == pytest.approx(point.requests_per_s * (point.duration_s or 0.0), rel=0.3)
+    print(f"{exact} of {len(known)} last as long as their arrivals")
+    assert exact > 0.3 * len(known)
 
 
 def test_an_engine_that_is_slower_under_arrivals_is_not(table: list[Point]) -> None:

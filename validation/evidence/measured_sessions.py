@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
-from calibration.load.loops import arrival_times
 from calibration.requests.lengths import summary
 from lab.vllm.settings import KV_BLOCK_TOKENS
 from sizing.candidates import from_fit
@@ -181,7 +180,7 @@ def _of_same(replica: Replica, measured: Round) -> dict[str, float]:
 
 
 def _starts_s(arrivals: int, seed: Sequence[int]) -> Seconds:
-    return arrival_times(Arrivals(), SESSIONS.rate_per_s, arrivals, np.random.default_rng(seed))
+    return Arrivals().times(arrivals, SESSIONS.rate_per_s, np.random.default_rng(seed))
 
 
 def _served(replica: Replica, turns: Turns, starts_s: Seconds, warm: int) -> dict[str, float]:

@@ -4,18 +4,22 @@
 lengths, each measured twice, and between them Poisson arrivals at 50, 70 and 85 % of the highest requests/s of a closed
 loop, in three rounds. All closed loops of a server are fitted together, by what the server tells of itself alone; as
 `calibration size` measures, four levels of each mix alone; and, as `calibration run` does, these with one round of
-random arrivals, at the middle rate. The truth of an arrival rate is the mean of its rounds, those that were fitted left
+random arrivals, at the middle rate. What is asked of the law is the very arrivals that a round sent, drawn again from
+their seed: all servers were sent the same few streams, whose luck would else be taken for errors of the law. Only the
+lengths of the requests are left to chance. The error of a rate is the mean of its rounds, those that were fitted left
 out; how far the rounds, and the two measurements of a closed loop, lie apart is said beside the errors. Bands are those
-that the product shows of one measurement of so many requests, and each round is one. The client keeps off the last
-core, which is the engine's. On a real GPU, of which there were minutes (lab/gpu), most rates have one round.
+that `size --verify` shows of a measurement, and each round is one. The client keeps off the last core, which is the
+engine's. On a real GPU, of which there were minutes (lab/gpu), most rates have one round.
 """
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -23,13 +27,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
-from sizing.analyses.verification import compared
+from sizing.analyses.verification import Sent, compared, measurements
 from sizing.candidates import from_fit
 from sizing.files import resource
 from sizing.fitting import Fit, fit
-from sizing.plans import Candidate
 from sizing.points import Point, read_points
-from sizing.prediction import Prediction, Quantiles
+from sizing.prediction import Quantiles
 from sizing.question import Question
 from sizing.queueing import predict
 from sizing.simulator import simulate
@@ -46,6 +49,7 @@ TABLES = {
     "vLLM on a CPU, measured here": Path(__file__).with_name("vllm-cpu.csv"),
     ON_GPU: resource("data/curves/h200-vllm.csv"),
 }
+ARRIVALS = Path(__file__).with_name("vllm-arrivals.csv")
 FEWEST_ROUNDS = {ON_GPU: 1}
 """Good rounds that a rate needs to count; of other tables two, which tell how far they lie apart."""
 FITTED = {
@@ -55,9 +59,6 @@ FITTED = {
 }
 """What the name of a row says of the levels that were fitted."""
 SIMULATED = 20_000
-WINDOWS = 60
-WARM_E2ES = 2.0
-"""Mean E2Es that a measurement of random arrivals leaves out at its start."""
 COVERS = (0.85, 0.95)
 FIGURES = (
     Figure("ttft", 50, Goal(0.08)),
@@ -93,12 +94,13 @@ class Banded(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One rate: by place in FIGURES, ln of predicted over measured by simulation and by formula and the standard error
-    of ln measured; by place in BANDED, the rounds."""
+    """One rate: by place in FIGURES, ln of predicted over measured by simulation of its arrivals, the standard error of
+    that by its rounds, and the same of any arrivals and by formula; by place in BANDED, the rounds."""
 
     simulated: list[float]
-    formula: list[float]
     luck: list[float]
+    of_any: list[float]
+    formula: list[float]
     bands: list[list[Banded]]
 
 
@@ -149,6 +151,60 @@ def server_of(point: Point) -> str:
     return f"{point.model}, {name}" if named else point.model
 
 
+class Drawn(NamedTuple):
+    """How the arrivals of a point were drawn: the seed, how many there would have been, and how many of them came
+    before the measurement."""
+
+    seed: tuple[int, ...]
+    arrivals: int
+    warm: int
+
+
+Identity = tuple[str, ...]
+IDENTITY = ("measured_at", "model", "source", "load_value")
+
+
+def identity(point: Point) -> Identity:
+    """What names a point among those measured."""
+    return tuple(str(getattr(point, name)) for name in IDENTITY)
+
+
+@cache
+def read_drawn(table: Path) -> dict[Identity, Drawn]:
+    """How arrivals were drawn, by `identity` of their points; nothing where there is no table."""
+    if not table.is_file():
+        return {}
+    with table.open(encoding="utf-8", newline="") as file:
+        return {
+            tuple(row[name] for name in IDENTITY): Drawn(
+                tuple(map(int, row["seed"].split())), int(row["arrivals"]), int(row["warm"])
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+def write_drawn(table: Path, more: Mapping[Identity, Drawn]) -> None:
+    """Add to the table."""
+    rows = {**read_drawn(table), **more}
+    with table.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*IDENTITY, *Drawn._fields])
+        for name, drawn in rows.items():
+            writer.writerow([*name, " ".join(map(str, drawn.seed)), drawn.arrivals, drawn.warm])
+    read_drawn.cache_clear()
+
+
+def sent(point: Point) -> Sent | None:
+    """When the requests of a point were sent; None where it is not known how its arrivals were drawn."""
+    drawn = read_drawn(ARRIVALS).get(identity(point))
+    if drawn is None or point.duration_s is None:
+        return None
+    times_s = Arrivals().times(drawn.arrivals, point.load_value, np.random.default_rng(drawn.seed))
+    start_s = float(times_s[drawn.warm])
+    stop_s = start_s + point.duration_s
+    return Sent(times_s[times_s < stop_s], start_s, stop_s)
+
+
 def answer(case: Case, seed: SeedSequence) -> list[Cell]:
     """Fit the levels together, predict each rate."""
     fitted = fit([*case.closed, *case.check])
@@ -159,60 +215,49 @@ def _cell(fitted: Fit, rounds: Sequence[Point]) -> Cell:
     point = rounds[0]
     prefix = Prefix(point.prefix.tokens, statistics.mean(each.prefix.hit_rate for each in rounds))
     workload = Workload(point.lengths, point.load_value, Arrivals(), prefix)
-    candidate = from_fit(fitted, point.lengths)
-    measured, luck = zip(*(_between(figure, rounds) for figure in FIGURES), strict=True)
+    candidate, question = from_fit(fitted, point.lengths), Question(point.model, workload, UNLIMITED)
+    alone_s = float(simulate(candidate.replica, workload, requests=SIMULATED).e2e_s.mean())
 
-    def off(prediction: Prediction) -> list[float]:
-        told = (math.log(_value_s(prediction, figure)) for figure in FIGURES)
-        return [one - other for one, other in zip(told, measured, strict=True)]
+    def simulated(each: Point, sent: Sent | None) -> list[float]:
+        runs = measurements(candidate.replica, workload, each.requests or 0, alone_s, sent)
+        told = [[_of(run.quantiles(figure.metric), figure) for run in runs] for figure in FIGURES]
+        return [statistics.mean(map(math.log, values)) for values in told]
 
-    question = Question(point.model, workload, UNLIMITED)
     bands: list[list[Banded]] = [[] for _ in BANDED]
     for each in rounds:
-        figures = {(one.of.metric, one.of.percentile): one for one in compared(candidate, question, each).figures}
+        found = compared(candidate, question, each, sent=sent(each))
+        figures = {(one.of.metric, one.of.percentile): one for one in found.figures}
         for place, wanted in enumerate(BANDED):
             if (one := figures.get(wanted)) and one.measured_s:
                 half_width = math.sqrt(one.high_s / one.low_s) - 1 if one.low_s else math.inf
                 bands[place].append(Banded(math.log(one.predicted_s / one.measured_s), half_width, one.verdict == "in"))
-    by_formula = predict(candidate.replica, workload)
-    simulated = [
-        told - measured_ for told, measured_ in zip(_windows(candidate, workload, rounds), measured, strict=True)
-    ]
-    return Cell(simulated, off(by_formula), list(luck), bands)
+    off, luck = _over(rounds, [simulated(each, sent(each)) for each in rounds])
+    of_any, _ = _over(rounds, [simulated(point, None)] * len(rounds))
+    steady = predict(candidate.replica, workload)
+    by_formula = [math.log(_of(steady.of(figure.metric), figure)) for figure in FIGURES]
+    formula, _ = _over(rounds, [by_formula] * len(rounds))
+    return Cell(off, luck, of_any, formula, bands)
 
 
-def _windows(candidate: Candidate, workload: Workload, rounds: Sequence[Point]) -> list[float]:
-    """By place in FIGURES, the mean of ln predicted over `WINDOWS` simulated measurements of as many requests as a
-    round has, from an empty server on: near saturation a percentile grows for minutes."""
-    alone = simulate(candidate.replica, workload, requests=SIMULATED)
-    requests = round(statistics.mean(point.requests or 0 for point in rounds))
-    warm = math.ceil(WARM_E2ES * workload.rate_per_s * float(alone.e2e_s.mean()))
-    share = warm / (warm + requests)
-    runs = [
-        simulate(candidate.replica, workload, requests=warm + requests, warmup=share, seed=seed)
-        for seed in range(WINDOWS)
-    ]
-    found = []
-    for figure in FIGURES:
-        values = [Quantiles.of(run.of(figure.metric)) for run in runs]
-        told = (each.mean_s if figure.percentile is None else each.at(figure.percentile) for each in values)
-        found.append(statistics.mean(map(math.log, told)))
-    return found
+def _over(rounds: Sequence[Point], told: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """By place in FIGURES, the mean over the rounds of ln predicted, a row of `told` for each, over measured, and its
+    standard error, which one round does not tell: NaN. Both are NaN where fewer than two of several rounds had requests
+    enough for the percentile."""
+    means, errors = [], []
+    for place, figure in enumerate(FIGURES):
+        logs = [
+            own[place] - math.log(figure.of(point))
+            for point, own in zip(rounds, told, strict=True)
+            if getattr(point, f"{figure.metric}_{figure.statistic}_s")
+        ]
+        several = len(logs) > 1
+        means.append(statistics.mean(logs) if several or len(logs) == len(rounds) else math.nan)
+        errors.append(statistics.stdev(logs) / math.sqrt(len(logs)) if several else math.nan)
+    return means, errors
 
 
-def _between(figure: Figure, rounds: Sequence[Point]) -> tuple[float, float]:
-    """The mean of ln measured over the rounds, and its standard error, which one round does not tell: NaN. Both are NaN
-    where fewer than two of several rounds had requests enough for the percentile."""
-    known = [point for point in rounds if getattr(point, f"{figure.metric}_{figure.statistic}_s")]
-    logs = [math.log(figure.of(point)) for point in known]
-    if len(logs) < 2:
-        return (logs[0] if len(rounds) == len(logs) else math.nan), math.nan
-    return statistics.mean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-
-
-def _value_s(prediction: Prediction, figure: Figure) -> float:
-    of = prediction.of(figure.metric)
-    return of.mean_s if figure.percentile is None else of.at(figure.percentile)
+def _of(quantiles: Quantiles, figure: Figure) -> float:
+    return quantiles.mean_s if figure.percentile is None else quantiles.at(figure.percentile)
 
 
 def rows(cases: Sequence[Case], answers: Sequence[list[Cell]]) -> list[EvidenceRow]:
@@ -238,7 +283,8 @@ def _rows(name: str, data: str, cases: Sequence[Case], answers: Sequence[list[Ce
         if not row.n:
             found.append(noted(row, "too few requests in a round for this percentile"))
             continue
-        row = beside(row, "by formula", [-math.expm1(cell.formula[place]) for cell in _known(cells, place)])
+        for rival, of in (("of any arrivals", "of_any"), ("by formula", "formula")):
+            row = beside(row, rival, [-math.expm1(getattr(cell, of)[place]) for cell in _known(cells, place)])
         if luck := [cell.luck[place] for cell in cells if not math.isnan(cell.luck[place])]:
             row = noted(row, f"standard error of a rate {shown(statistics.median(luck))}")
         each = (f"{server} {shown(_median(off))}" for server, own in of_servers.items() if (off := _errors(own, place)))

@@ -30,7 +30,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from calibration.load.loops import arrival_times
 from calibration.load.pool import Workers
 from calibration.load.self_check import (
     MOST_ADDED_TTFT_S,
@@ -198,7 +197,7 @@ def declared(seen: Distortion) -> str:
 def overload(seconds: float) -> Table:
     """The open loop at 150 requests/s on a mock that serves 95.5."""
     count = round(OFFERED_PER_S * seconds)
-    arrivals_s = arrival_times(Arrivals.parse("poisson"), OFFERED_PER_S, count, np.random.default_rng(0))
+    arrivals_s = Arrivals.parse("poisson").times(count, OFFERED_PER_S, np.random.default_rng(0))
     with running(OVERLOADED) as mock, Workers() as workers:
         load = workers.drive(
             job(mock, OVERLOADED.e2e_s(OSL), 1, OSL, "grpc", arrivals_s=arrivals_s), until(10 * seconds)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.load.loops import arrival_times, schedule_times
+from calibration.load.loops import schedule_times
 from sizing.workload import Arrivals
 
 LAWS = [Arrivals.parse(text) for text in ("poisson", "constant", "gamma:cv=0.5", "gamma:cv=2")]
@@ -18,7 +18,7 @@ LAWS = [Arrivals.parse(text) for text in ("poisson", "constant", "gamma:cv=0.5",
 def test_gaps_have_the_mean_and_the_spread_of_their_law(law: Arrivals, rate_per_s: float) -> None:
     """Standard errors: cv/√n of the mean; of the cv, about cv √(1/2 + cv²)/√n for gamma gaps, taken four times."""
     n = 40_000
-    gaps_s = np.diff(arrival_times(law, rate_per_s, n + 1, np.random.default_rng(3)))
+    gaps_s = np.diff(law.times(n + 1, rate_per_s, np.random.default_rng(3)))
     assert gaps_s.mean() * rate_per_s == pytest.approx(1, abs=4 * law.cv / n**0.5 + 1e-9)
     spread_error = law.cv * (0.5 + law.cv**2) ** 0.5 / n**0.5
     assert gaps_s.std() / gaps_s.mean() == pytest.approx(law.cv, abs=8 * spread_error + 1e-9)
@@ -27,7 +27,7 @@ def test_gaps_have_the_mean_and_the_spread_of_their_law(law: Arrivals, rate_per_
 @settings(deadline=None)
 @given(st.sampled_from(LAWS), st.floats(0.1, 1e4), st.integers(1, 500), st.integers(0, 99))
 def test_any_run_has_exactly_the_rate_asked_for(law: Arrivals, rate_per_s: float, n: int, seed: int) -> None:
-    times_s = arrival_times(law, rate_per_s, n, np.random.default_rng(seed))
+    times_s = law.times(n, rate_per_s, np.random.default_rng(seed))
     assert len(times_s) == n
     assert times_s[-1] == pytest.approx(n / rate_per_s)
     assert (np.diff(times_s) >= 0).all()
@@ -53,11 +53,11 @@ def test_each_stage_has_its_own_rate_and_a_pause_has_none() -> None:
 
 
 def test_the_same_seed_gives_the_same_arrivals() -> None:
-    first, again, other = (arrival_times(Arrivals(), 5, 50, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    first, again, other = (Arrivals().times(50, 5, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert (first == again).all()
     assert (first != other).any()
 
 
 def test_no_requests_have_no_arrivals() -> None:
-    assert len(arrival_times(Arrivals(), 5, 0, np.random.default_rng(0))) == 0
+    assert len(Arrivals().times(0, 5, np.random.default_rng(0))) == 0
     assert len(schedule_times([(10, 0)], Arrivals(), np.random.default_rng(0))) == 0

@@ -126,7 +126,7 @@ def test_the_arrivals_of_the_tables_are_known() -> None:
         times_s = Arrivals().times(drawn.arrivals, point.load_value, np.random.default_rng(drawn.seed))
         exact += abs(times_s[-1] - times_s[drawn.warm] - (point.duration_s or 0.0)) < 2e-3
         measured = int((found.arrival_s >= found.start_s).sum())
-        assert measured == pytest.approx(point.requests_per_s * (point.duration_s or 0.0), rel=0.3)
+        assert point.void or measured == pytest.approx(point.requests_per_s * (point.duration_s or 0.0), rel=0.3)
     print(f"{exact} of {len(known)} last as long as their arrivals")
     assert exact > 0.3 * len(known)
 

@@ -25,6 +25,7 @@ from sizing.points import Deployment, Point, read_points
 from sizing.question import Question
 from sizing.text import cautions
 from sizing.workload import Arrivals, Limit, Sla, Workload
+from validation.evidence.measured_vllm import sent
 
 OUT = DATA.parent / "docs" / "gpu-measurements.md"
 WHAT_IT_IS = """\
@@ -143,8 +144,15 @@ def quality(deployment: Deployment, points: Sequence[Point], facts: Mapping[str,
     head = (
         "ISL/OSL | requests/s | metric | measured ms | fitted ms | error | 90 % band, ms | inside | estimate ms | error"
     )
-    parts = [title, told, coefficients(fitted, facts), markdown(head, rows) if rows else ""]
+    random = f"{OF_RANDOM}\n\n{markdown(head, rows)}" if rows else ""
+    parts = [title, told, coefficients(fitted, facts), random]
     return "\n\n".join(filter(None, parts))
+
+
+OF_RANDOM = (
+    "Poisson arrivals, which the fit has not seen: those that were sent, where it is known how they were drawn, and "
+    "lengths by chance."
+)
 
 
 def _errors(fitted: Fit, name: str) -> str:
@@ -207,7 +215,8 @@ def _predicted(fitted: Fit, points: Iterable[Point]) -> Iterator[tuple[str, ...]
         )
         on = fitted.deployment
         before = estimate(on.model, on.gpu, on.tp, on.precision, point.lengths, engine=on.engine)
-        both = (compared(candidate, question, point).figures for candidate in (from_fit(fitted, point.lengths), before))
+        candidates = from_fit(fitted, point.lengths), before
+        both = (compared(candidate, question, point, sent=sent(point)).figures for candidate in candidates)
         for law, day_zero in zip(*both, strict=False):
             if law.measured_s:
                 yield (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple, cast
@@ -16,6 +16,7 @@ from sizing.edge import REQUESTS, Z90, latency_band, run_at
 from sizing.engine import Replica
 from sizing.errors import FitError
 from sizing.fitting.levels import ITL_SIGMA
+from sizing.numbers import Floats
 from sizing.plans import Candidate, Fleet, Plan
 from sizing.points import TELLING, UNTOLD, Point
 from sizing.prediction import Quantiles
@@ -206,19 +207,43 @@ def _bands(
     steady = run_at(candidate.replica, setting, rate_per_s, REQUESTS)
     if steady.saturated:
         return ()
-    seen, gaps = [Measured(steady, np.ones(len(steady.e2e_s), np.bool_))], question.sla.gap is not None
-    if requests:
-        whole_s = float(steady.e2e_s.mean())
-        seen = measurements(candidate.replica, workload, requests, whole_s, sent, token_gaps=gaps)
-    ends_of, found = latency_band(candidate, setting, rate_per_s), []
-    for wanted in _wanted(question):
-        logs = np.log([max(each.at(wanted), LEAST_S) for each in seen])
-        value_s = math.exp(logs.mean())
-        instrument = INSTRUMENT.get(wanted.metric, ITL_SIGMA)
-        luck = math.hypot(instrument, float(logs.std(ddof=1))) if len(seen) > 1 else instrument
-        low, high = with_luck(ends_of(wanted), luck)
-        found.append(Band(wanted, value_s, value_s * low, value_s * high))
-    return tuple(found)
+    wanted = _wanted(question)
+    if not requests:
+        ends_of, predicted = latency_band(candidate, setting, rate_per_s), steady.prediction()
+        return tuple(_banded(each, predicted.value_s(each), *ends_of(each)) for each in wanted)
+    whole_s, gaps = float(steady.e2e_s.mean()), question.sla.gap is not None
+
+    def logs(replica: Replica, most: int = MEASUREMENTS) -> Floats:
+        """Of measurements, by what is wanted."""
+        seen = measurements(replica, workload, requests, whole_s, sent, token_gaps=gaps, most=most)
+        return np.log([[max(run.at(each), LEAST_S) for each in wanted] for run in seen])
+
+    by_chance = logs(candidate.replica)
+    luck = by_chance.std(axis=0, ddof=1) if len(by_chance) > 1 else 0.0
+    sigmas = np.hypot(luck, law_sigmas(candidate, lambda replica: logs(replica, FEWEST).mean(axis=0)))
+    values = zip(wanted, np.exp(by_chance.mean(axis=0)).tolist(), sigmas.tolist(), strict=True)
+    return tuple(_banded(each, value_s, *factors(Z90 * sigma)) for each, value_s, sigma in values)
+
+
+def law_sigmas(candidate: Candidate, logs: Callable[[Replica], Floats]) -> Floats:
+    """Standard errors, shape (n,), of logarithms that an engine gives, by what the law of the candidate leaves open:
+    half of what they change along each pair of laws, in quadrature."""
+    engine, factor = candidate.replica, math.exp(candidate.relative_sigma)
+    scaled = (replace(engine, law=engine.law.scaled(1 / factor)), replace(engine, law=engine.law.scaled(factor)))
+    pairs = candidate.variants or (scaled,)
+    halves = [(logs(slower) - logs(faster)) / 2 for faster, slower in pairs]
+    return np.asarray(np.sqrt(np.square(halves).sum(axis=0)))
+
+
+def factors(width: float) -> tuple[float, float]:
+    """Ends of a band whose half-width in logarithms this is."""
+    return math.exp(-width), math.exp(width)
+
+
+def _banded(wanted: Limit, value_s: float, low: float, high: float) -> Band:
+    """The band, widened by what figures differ by from run to run."""
+    low, high = with_luck((low, high), INSTRUMENT.get(wanted.metric, ITL_SIGMA))
+    return Band(wanted, value_s, value_s * low, value_s * high)
 
 
 class Measured(NamedTuple):
@@ -246,18 +271,19 @@ def measurements(
     sent: Sent | None = None,
     *,
     token_gaps: bool = False,
+    most: int = MEASUREMENTS,
 ) -> list[Measured]:
     """Simulated measurements of so many requests of the workload, as `calibration` makes them: from an empty server on,
     at exactly the workload's rate, those of the first `WARM_E2ES` mean E2Es (`e2e_s`) left out. Near saturation a
     percentile grows for minutes, and a short measurement does not see the end of it.
 
     Of those that were `sent`, what is not known of them is left to chance: one measurement, where all of it is known
-    and nothing else is.
+    and nothing else is. There are at most `most` of them, and with each seed the same requests whatever the replica.
     """
     wanted = max(1, min(requests, REQUESTS // FEWEST))
     warm = math.ceil(WARM_E2ES * workload.rate_per_s * e2e_s)
     drawn = warm + wanted + 1 if sent is None else len(sent.arrival_s)
-    number = min(MEASUREMENTS, max(FEWEST, REQUESTS // drawn))
+    number = min(most, max(FEWEST, REQUESTS // drawn))
     if sent is not None and sent.isl is not None and not workload.prefix.hit_rate and replica.speculation is None:
         number = 1
     found = []

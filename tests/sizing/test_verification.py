@@ -101,6 +101,25 @@ def test_of_the_very_requests_that_were_sent_a_measurement_shows_what_the_law_sa
         assert not compared(EXACT, QUESTION, slower, sent=Sent(arrival_s, start_s, math.inf, isl, osl)).verified
 
 
+def test_the_error_of_the_law_widens_the_band_as_much_as_it_moves_the_very_measurement() -> None:
+    """With few requests at once times per token move as the law does, and near saturation by more."""
+    off = 0.1
+    doubtful = dataclasses.replace(EXACT, relative_sigma=off)
+    sigmas = []
+    for share in (0.1, 1.2):
+        rate_per_s = share * planned().answer.load_per_s
+        arrival_s, isl, osl = sent(rate_per_s, 1, 2 * ENOUGH)
+        very = Sent(arrival_s, float(arrival_s[ENOUGH]), math.inf, isl, osl)
+        (itl,) = [
+            each
+            for each in compared(doubtful, QUESTION, shown(SERVER, rate_per_s, 1), sent=very).figures
+            if (each.of.metric, each.of.percentile) == ("itl", 50)
+        ]
+        sigmas.append(math.log(itl.high_s / itl.low_s) / 2 / 1.645)
+    assert math.hypot(off, 0.02) <= sigmas[0] < 1.2 * math.hypot(off, 0.02)
+    assert sigmas[1] > 1.3 * sigmas[0]
+
+
 def test_a_slower_server_is_found_out_and_by_how_much() -> None:
     load = planned().answer.load_per_s
     slower = compared(EXACT, QUESTION, shown(dataclasses.replace(SERVER, law=LAW.scaled(1.3)), load))

@@ -35,19 +35,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
-from sizing.analyses.verification import INSTRUMENT, with_luck
+from sizing.analyses.verification import INSTRUMENT, law_sigmas
 from sizing.candidates import from_fit
-from sizing.edge import latency_band
+from sizing.edge import Z90
 from sizing.engine import Batching, Replica
 from sizing.fitting import Fit, Protocol, fit
 from sizing.fitting.levels import ITL_SIGMA
+from sizing.numbers import Floats
 from sizing.points import Point
 from sizing.prediction import Quantiles
-from sizing.question import Setting
 from sizing.queueing import predict
 from sizing.simulator import simulate_trace
 from sizing.token_law import TokenLaw
-from sizing.workload import Arrivals, Lengths, Limit, RequestMetric, Sla, Workload
+from sizing.workload import Arrivals, Lengths, Limit, RequestMetric, Workload
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_design import on_line
 from validation.evidence.measured_tables import Cells, find_table, number, read_table
@@ -60,6 +60,7 @@ from validation.evidence.table import (
     of_saturated,
     row_of_band,
     row_of_errors,
+    shown,
 )
 
 NAME, DATA = "two highest rates", "GuideLLM: vLLM, Llama-3.1-8B"
@@ -74,7 +75,8 @@ HELD_OUT = 2
 GPU = "h100_sxm"
 """What the table takes the GPU for."""
 MOST_REQUESTS = 20_000
-RUNS = 16
+RUNS, OF_LAW = 16, 4
+"""Runs simulated of each level, and of each of the laws that tell its band."""
 GOAL = Goal(median=0.10)
 COVERS = (0.85, 0.95)
 
@@ -193,29 +195,34 @@ def answer(case: Case, seed: SeedSequence) -> list[list[Prediction]]:
     """Fit the lower rates; predict the two highest of each cell, a row of FIGURES for each."""
     fitted = fit([level.point for level in case.calibration], batching=ENGINE, open_loop=True, protocol=PROTOCOL)
     pairs = zip(case.held_out, seed.spawn(len(case.held_out)), strict=True)
-    return [_predictions(case, fitted, level, np.random.default_rng(own)) for level, own in pairs]
+    return [_predictions(case, fitted, level, own.spawn(RUNS)) for level, own in pairs]
 
 
-def _predictions(case: Case, fitted: Fit, level: Level, rng: np.random.Generator) -> list[Prediction]:
+def _predictions(case: Case, fitted: Fit, level: Level, seeds: Sequence[SeedSequence]) -> list[Prediction]:
     workload = workload_of(level.point)
     candidate = from_fit(fitted, workload.lengths)
-    runs = [run_quantiles(candidate.replica, level.point, rng) for _ in range(RUNS)]
     steady = predict(candidate.replica, workload)
-    ends_of = latency_band(candidate, Setting(workload, Sla(FIGURES[0].limit), "random", 1), workload.rate_per_s)
+
+    def logs(replica: Replica, seeds: Sequence[SeedSequence]) -> Floats:
+        """By seed and figure."""
+        runs = [run_quantiles(replica, level.point, np.random.default_rng(seed)) for seed in seeds]
+        return np.log([[figure.of(run[figure.metric]) for figure in FIGURES] for run in runs])
+
+    by_chance = logs(candidate.replica, seeds)
+    of_law = law_sigmas(candidate, lambda replica: logs(replica, seeds[:OF_LAW]).mean(axis=0))
+    sigmas = np.hypot(by_chance.std(axis=0, ddof=1), of_law).tolist()
     lower = [each for each in case.calibration if each.cell == level.cell and each.point.load_kind != "concurrency"]
     found = []
     for place, (figure, measured_s) in enumerate(zip(FIGURES, level.measured_s, strict=True)):
-        logs = np.log([figure.of(run[figure.metric]) for run in runs])
-        told_s = math.exp(logs.mean())
-        instrument = INSTRUMENT.get(figure.metric, ITL_SIGMA)
-        low, high = with_luck(ends_of(figure.limit), math.hypot(instrument, float(logs.std(ddof=1))))
+        told_s = math.exp(by_chance[:, place].mean())
+        width = Z90 * math.hypot(INSTRUMENT.get(figure.metric, ITL_SIGMA), sigmas[place])
         found.append(
             Prediction(
                 simulated=1 - told_s / measured_s,
                 formula=1 - figure.of(steady.of(figure.metric)) / measured_s,
                 line=1 - _on_line(lower, place, level.point.load_value) / measured_s,
-                half_width=math.sqrt(high / low) - 1 if low else math.inf,
-                held=low * told_s <= measured_s <= high * told_s,
+                half_width=math.expm1(width),
+                held=abs(math.log(told_s / measured_s)) <= width,
             )
         )
     return found
@@ -285,11 +292,11 @@ def _row_by_formula(what: str, place: int, levels: Sequence[list[Prediction]]) -
 
 def _band_row(what: str, place: int, levels: Sequence[list[Prediction]]) -> EvidenceRow:
     own = _known(place, levels)
-    widths = [one.half_width for one in own if math.isfinite(one.half_width)]
+    widths = [one.half_width for one in own]
     errors, held = [one.simulated for one in own], [one.held for one in own]
     name = f"band, {NAME}, {what}"
     row = row_of_band(name, DATA, _named(FIGURES[place]), errors, held, widths or [math.nan], COVERS)
-    return noted(row, f"{len(own) - len(widths)} without an upper end") if len(widths) < len(own) else row
+    return noted(row, f"median width ± {shown(float(np.median(widths)))}") if widths else row
 
 
 def _known(place: int, levels: Sequence[list[Prediction]]) -> list[Prediction]:

@@ -85,8 +85,7 @@ class Case:
 
 
 class Banded(NamedTuple):
-    """A percentile of one round: ln of predicted over measured, half the width of the band (infinite where the law's
-    slow end cannot carry the load), and whether it held."""
+    """A percentile of one round: ln of predicted over measured, half the width of the band, and whether it held."""
 
     off: float
     half_width: float
@@ -229,7 +228,7 @@ def _cell(fitted: Fit, rounds: Sequence[Point]) -> Cell:
         figures = {(one.of.metric, one.of.percentile): one for one in found.figures}
         for place, wanted in enumerate(BANDED):
             if (one := figures.get(wanted)) and one.measured_s:
-                half_width = math.sqrt(one.high_s / one.low_s) - 1 if one.low_s else math.inf
+                half_width = math.sqrt(one.high_s / one.low_s) - 1
                 bands[place].append(Banded(math.log(one.predicted_s / one.measured_s), half_width, one.verdict == "in"))
     off, luck = _over(rounds, [simulated(each, sent(each)) for each in rounds])
     of_any, _ = _over(rounds, [simulated(point, None)] * len(rounds))
@@ -298,11 +297,9 @@ def _rows(name: str, data: str, cases: Sequence[Case], answers: Sequence[list[Ce
             found.append(missing(f"band, {name}", data, what, "too few requests in a round for this percentile"))
             continue
         errors, held = np.expm1([one.off for one in rounds]), [one.held for one in rounds]
-        widths = [one.half_width for one in rounds if math.isfinite(one.half_width)]
-        row = row_of_band(f"band, {name}", data, what, errors, held, widths or [math.nan], COVERS)
-        found.append(
-            noted(row, f"{len(rounds) - len(widths)} without an upper end") if len(widths) < len(rounds) else row
-        )
+        widths = [one.half_width for one in rounds]
+        row = row_of_band(f"band, {name}", data, what, errors, held, widths, COVERS)
+        found.append(noted(row, f"median width ± {shown(statistics.median(widths))}"))
     return found
 
 

@@ -68,49 +68,42 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
   (`python -m validation.measure_vllm`; the tables are in the package), at two paces. *At the pace of GPUs*: scheduler,
   KV cache and servers are vLLM's, and each step lasts as long as the kernel timings of vLLM on H100 say. *On a CPU*:
   each step lasts as long as the CPU takes, which its servers and the client need as well. The law is fitted to closed
-  loops of 1 to 32 users at three mixes of lengths; Poisson arrivals at 50, 70 and 85 % of the most requests/s of a
-  closed loop are predicted: measurements of as many requests, simulated sixty times from an empty server on, since near
-  saturation a percentile grows for minutes. Closed loops and arrivals took turns, each rate in three rounds (of 45 to
-  60 seconds at the pace of GPUs, of 25 on the CPU), and the notes say how far repeated measurements lie apart: an error
-  cannot be told below that. The fit is told the batch limit, which vLLM's metrics lack, but for *few slots*, and by its
-  name the model, whose shape says how many experts a batch reads; no kernel timings. Of prompts that begin alike the
-  share found in the prefix cache is that which the server counted. The band is that of `size --verify`, for one round.
-  TTFT of the dense server comes out 5 to 10 % too short with prompts of 64 and 512 tokens (p50). In another run of it
-  the server's own timings stood beside: from API server to client a first token takes 1.1 to 2.2 ms with one stream,
-  3.4 ms with 13 (random arrivals) and 4.5 ms with 16, as the server sends the tokens of a step one after another. A
-  closed loop of few users cannot show that in its TTFT: who is answered later asks later, and waits that much less for
-  the next step. So these fits lean on what other servers of the engine took, 0.08 ms a token; random arrivals that are
-  fitted as well say 0.15 to 0.19 ms here. Until 26 November the worker of these servers was a process of its own, for
-  whose answer the engine polled, which took most of a core from API server and client: TTFT p50 at the pace of GPUs
-  then erred by 9.3 % in the median, on the CPU by 14.5 %. *Four levels of the mix alone*: what `calibration size`
-  would measure of one mix of lengths, the first measurement of the lowest level, the highest, and two between; one mix
-  hardly separates what a token of a prompt costs from what an iteration with a prompt costs beside it. *Four levels of
-  the mix and one of random arrivals*: these and the first round at the middle rate, as `calibration run` ends; that
-  round is not judged. Three rounds of a rate share one law, so 132 rounds are no more than 45 tries: bands that hold 95
-  % of the time hold all of 45 in one case of ten. *Small chunks* is a server that takes 256 tokens an iteration, which
-  it does not tell. Its first rates showed that a fit looked for the usual budgets only and was off by a factor of two;
-  how it finds others was made with an eye on them. Four more servers were measured then, and nothing of the law or the
-  fit was changed for them: lengths that vary as much as their mean (*wide lengths*), no chunked prefill (*whole
-  prompts*), 8 sequences at once (*few slots*), and asynchronous scheduling (*look-ahead*), which vLLM has off on a CPU
-  and on beside GPUs. Their 15 rates alone: TTFT p50 8.5 %, p95 10.5 %, ITL 1.5 %, E2E p95 4.5 % in the median; of four
-  levels of the mix 8.0, 13.0, 1.1 and 5.7 %, with one round of random arrivals 4.4, 10.3, 1.1 and 3.8 %. *On an H200*:
-  vLLM 0.25.1 on a real GPU for 20 minutes, Llama-3.1-8B in bf16 at three mixes and the first levels of Qwen3-30B-A3B
-  ([gpu-measurements.md](gpu-measurements.md)). Closed loops had 8 seconds, rates 25, most of them one round, and a mix
-  with 4,000 tokens a prompt has one rate alone, as the others overloaded the server. As first predicted, TTFT p50 erred
-  by 13.1 % and p95 by 17.1 % in the median, of four levels of the mix by 15.7 and 23.5 %: above some 3,500 output
-  tokens/s TTFT was 10 to 30 % longer than predicted, up to 70 ms. It is lost outside the engine, whose own time for a
-  prompt is as predicted: the API server is one Python process, which sends 128 tokens every 25 ms. The law has had a
-  term for it since (`send_s`), whose form was found on these rows, so that they flatter it. How long a token takes is
-  fitted to each server, leaning on what four servers said: 0.15 ms here, 0.17 ms on the two cores that measured the
-  table above, 0.06 ms in the published stages and 0.035 ms in GuideLLM's sweep. Those published rows are the test of
-  it: p95 TTFT of a stage left out had 34.1 % at p90 without it and has 28.5 % with it, that of GuideLLM's two highest
-  rates, fitted to the mix alone, 8.4 and 6.3 % in the median. A part of the gain is that these points say how their
-  users began, which fits guessed before. These measurements also showed that answers which finish after the window, on
-  a server that empties, made short windows look faster than they were; mended for them. The dense server at the pace of
-  GPUs and the servers on the CPU were measured again since; the others at the pace of GPUs were measured before, with
-  windows of 15 seconds for closed loops: of the dense server those had 4 to 13 % more requests/s at two users, 2 to 5 %
-  more at 32, and lay within 5 % at the others. Of few users that is the luck of their lengths, which closed loops cover
-  evenly since.
+  loops of 1 to 32 users at one to three mixes of lengths; Poisson arrivals at 50, 70 and 85 % of the most requests/s of
+  a closed loop are predicted, each rate in three rounds (of 45 to 60 seconds at the pace of GPUs, of 25 on the CPU),
+  which took turns with the closed loops. *Four levels of the mix alone*: what `calibration size` would measure of one
+  mix, which hardly separates what a token of a prompt costs from what an iteration with a prompt costs beside it. *Four
+  levels of the mix and one of random arrivals*: these and the first round at the middle rate, as `calibration run`
+  ends; that round is not judged.
+
+  What is asked of the law is the very arrivals that a round sent, drawn again from their seed, from an empty server on;
+  only the lengths of the requests are left to chance, and sixty draws of them are averaged. How many arrivals were
+  drawn is not in the tables: it follows from what the level before had shown, and of the measurements that ended with
+  their arrivals all but a few then last as long as these, to the millisecond; six that do not are asked of any
+  arrivals. Until 27 November all were. But every server had been sent the same nine streams, so that one unlucky stream
+  counted as many errors of the law: p95 TTFT at the pace of GPUs then erred by 10.4 % in the median, on the CPU by 17.4
+  %, and bands were twice as wide. The note has the errors of any arrivals as well. Servers measured from now on have
+  streams of their own. The band is that of `size --verify`, which knows the lengths too.
+
+  The fit is told the batch limit, which vLLM's metrics lack, but for *few slots*, and by its name the model, whose
+  shape says how many experts a batch reads; no kernel timings. Of prompts that begin alike the share found in the
+  prefix cache is that which the server counted. The notes say how far repeated measurements lie apart: an error cannot
+  be told below that. Three rounds of a rate share one law, so 132 rounds are no more than 45 tries. *Small chunks* is a
+  server that takes 256 tokens an iteration, which it does not tell: how a fit finds that was made with an eye on its
+  rates. Nothing of the law or the fit was changed for *wide lengths*, which vary as much as their mean, *whole prompts*
+  (no chunked prefill), *few slots* (8 sequences at once) and *look-ahead* (asynchronous scheduling, which vLLM has off
+  on a CPU and on beside GPUs). TTFT of the dense server comes out 4 to 10 % too short with prompts of 64 and 512
+  tokens: API server and client share a core, and a closed loop cannot show what a first token takes from the one to the
+  other, as who is answered later asks later. So these fits lean on what other servers of the engine took to send a
+  token, 0.08 ms; random arrivals that are fitted as well say 0.15 to 0.19 ms here.
+
+  *On an H200*: vLLM 0.25.1 on a real GPU for 20 minutes, Llama-3.1-8B in bf16 at three mixes and the first levels of
+  Qwen3-30B-A3B ([gpu-measurements.md](gpu-measurements.md)). Closed loops had 8 seconds, rates 25, most of them one
+  round. Above some 3,500 output tokens/s TTFT was 10 to 30 % longer than first predicted: it is lost outside the
+  engine, whose API server is one Python process that sends 128 tokens every 25 ms. The law has had a term for that
+  since (`send_s`), whose form was found on these rows, so that they flatter it; GuideLLM's and the published open loops
+  are its test: p95 TTFT of a stage left out had 34.1 % at p90 without it and has 28.5 % with it. Of the dense server
+  and those on the CPU closed loops cover lengths evenly; the other servers were measured before that, and at two users
+  have 4 to 13 % more requests/s by luck of their lengths.
 - **Sessions on a prefix cache.** The same vLLM at the pace of GPUs, with prefix caching and a KV cache of three sizes:
   roomy, tight, and thrashing, where contexts crowd each other out before their next turn. Sessions of eight turns begin
   at random, once a second, for two and a half minutes, twice; every turn repeats all that was said, the server's own
@@ -131,7 +124,9 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
   planner answers for the mix, sixteen runs simulated of the lengths that the client draws. Until November the law of
   all lengths was asked, without the bend that a planner is given for lengths that were measured: ITL, TTFT p50 and p95,
   E2E p95 and p99 then erred by 8.2, 10.2, 11.5, 8.8 and 11.0 % in the median. The formula speaks of a steady state,
-  which runs near saturation do not reach in six minutes. The band holds what one run of the kind may show.
+  which runs near saturation do not reach in six minutes. The band holds what one run of the kind may show: what its
+  lengths differ by, and what the run would have been by laws one standard error away. Until 27 November the latter was
+  by formula, and near saturation far too much: ITL then lay in all bands.
 - **The trace, static batches.** The second half of a trace from the first; prefill and decode times of a batch from six
   of them.
 - **Systems with exact answers.** The simulator, reduced to queues with a known solution (M/M/c, with a limit of places,

@@ -156,6 +156,14 @@ def gpu(name: str) -> Gpu:
     return _find("GPU", name, gpus())
 
 
+def memory_bytes(gpu_name: str) -> float:
+    """Memory of the GPU of that name; 0 where the catalogue does not know it."""
+    try:
+        return gpu(gpu_name).memory_bytes
+    except CatalogueError:
+        return 0.0
+
+
 def model(name: str) -> Model:
     """The model of that Hugging Face id, or of its last part where that names one model; else CatalogueError.
 

@@ -653,7 +653,7 @@ def latency_band(candidate: Candidate, setting: Setting, rate_per_s: float) -> F
 
     if candidate.variants:
         pairs = [(at_load(one), at_load(other)) for one, other in candidate.variants]
-        return lambda limit: _spread(math.hypot(*(_change(one, other, limit) for one, other in pairs)))
+        return lambda limit: spread(math.hypot(*(_change(one, other, limit) for one, other in pairs)))
     factor = math.exp(Z90 * candidate.relative_sigma)
     fast, middle, slow = (
         at_load(replace(candidate.replica, law=candidate.replica.law.scaled(scale)))
@@ -662,7 +662,7 @@ def latency_band(candidate: Candidate, setting: Setting, rate_per_s: float) -> F
     return lambda limit: (_ratio(fast, middle, limit), _ratio(slow, middle, limit))
 
 
-def _spread(sigma: float) -> tuple[float, float]:
+def spread(sigma: float) -> tuple[float, float]:
     """The band of a value whose logarithm has this standard error."""
     return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
 

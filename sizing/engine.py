@@ -356,7 +356,9 @@ USUAL_SLOTS: Mapping[str, int] = MappingProxyType({"sglang": 2048, "trtllm": 204
 """Sequences that run at once by an engine's own defaults: trtllm-serve's and trtllm-build's `max_batch_size`; SGLang's
 pool of requests, which has 2,048 to 4,096 places where memory does not end it first."""
 LARGE_GPU_BYTES = 70 * 2**30
-"""Memory from which vLLM runs 1,024 sequences at once instead of 256, on GPUs other than the A100."""
+"""Memory from which vLLM runs 1,024 sequences at once instead of 256, and takes more tokens an iteration, on GPUs other
+than the A100."""
+SMALL_VLLM_BUDGET = 2048
 
 
 def known_slots(engine: str, gpu: str, memory_bytes: float) -> int:
@@ -367,9 +369,27 @@ def known_slots(engine: str, gpu: str, memory_bytes: float) -> int:
     (1024, 256, 2048)
     """
     name = engine_named(engine)
-    if name == "vllm" and memory_bytes >= LARGE_GPU_BYTES and not gpu.casefold().startswith("a100"):
+    if name == "vllm" and _is_large(gpu, memory_bytes):
         return 1024
     return USUAL_SLOTS.get(name, Batching().max_batch_size)
+
+
+def known_budgets(engine: str, gpu: str, memory_bytes: float) -> tuple[int, ...]:
+    """`token_budget` of an engine by its defaults on a `gpu` with so much memory (0: not known), the likeliest first;
+    more than one where that depends on what is not known. A vLLM server takes 8,192 tokens an iteration on large GPUs
+    and 2,048 on others and on a CPU (its `EngineArgs`, max_num_batched_tokens).
+
+    >>> known_budgets("vLLM", "h100_sxm", 80e9), known_budgets("vllm", "a100_sxm", 80e9), known_budgets("vllm", "", 0)
+    ((8192,), (2048,), (8192, 2048))
+    """
+    usual = Batching().token_budget
+    if engine_named(engine) != "vllm" or _is_large(gpu, memory_bytes):
+        return (usual,)
+    return (SMALL_VLLM_BUDGET,) if memory_bytes or gpu.casefold() == "cpu" else (usual, SMALL_VLLM_BUDGET)
+
+
+def _is_large(gpu: str, memory_bytes: float) -> bool:
+    return memory_bytes >= LARGE_GPU_BYTES and not gpu.casefold().startswith("a100")
 
 
 FREE = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)

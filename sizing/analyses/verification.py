@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.candidates import from_fit, law_of
-from sizing.edge import REQUESTS, Z90, latency_band, run_at
+from sizing.edge import REQUESTS, Z90, latency_band, run_at, spread
 from sizing.engine import Replica
 from sizing.errors import FitError
 from sizing.fitting.levels import ITL_SIGMA
@@ -222,7 +222,7 @@ def _bands(
     luck = by_chance.std(axis=0, ddof=1) if len(by_chance) > 1 else 0.0
     sigmas = np.hypot(luck, law_sigmas(candidate, lambda replica: logs(replica, FEWEST).mean(axis=0)))
     values = zip(wanted, np.exp(by_chance.mean(axis=0)).tolist(), sigmas.tolist(), strict=True)
-    return tuple(_banded(each, value_s, *factors(Z90 * sigma)) for each, value_s, sigma in values)
+    return tuple(_banded(each, value_s, *spread(sigma)) for each, value_s, sigma in values)
 
 
 def law_sigmas(candidate: Candidate, logs: Callable[[Replica], Floats]) -> Floats:
@@ -233,11 +233,6 @@ def law_sigmas(candidate: Candidate, logs: Callable[[Replica], Floats]) -> Float
     pairs = candidate.variants or (scaled,)
     halves = [(logs(slower) - logs(faster)) / 2 for faster, slower in pairs]
     return np.asarray(np.sqrt(np.square(halves).sum(axis=0)))
-
-
-def factors(width: float) -> tuple[float, float]:
-    """Ends of a band whose half-width in logarithms this is."""
-    return math.exp(-width), math.exp(width)
 
 
 def _banded(wanted: Limit, value_s: float, low: float, high: float) -> Band:

@@ -27,11 +27,12 @@ from sizing.engine import (
     Batching,
     Policy,
     StepLaw,
+    known_budgets,
     known_lookahead,
     known_memory,
     known_slots,
 )
-from sizing.errors import CatalogueError, FitError
+from sizing.errors import FitError
 from sizing.estimate import DayZero, prior_law, token_share
 from sizing.fitting.bends import BentLaw, bend
 from sizing.fitting.levels import (
@@ -319,12 +320,13 @@ def _candidates(
     policies: tuple[Policy, ...] = ("chunked", "prefill_first", "whole_prompt")
     if said in POLICIES:
         policies = tuple(policy for policy in POLICIES if policy == said)
-    busy, longest = busiest(points), max(point.isl for point in points)
-    budgets = (token_budget,) if token_budget else _budgets_that_differ(busy * (longest + 1))
-    one, decoding_most = points[0], max(decoding(point) for point in points)
+    busy, longest, one = busiest(points), max(point.isl for point in points), points[0]
+    on = one.engine, one.gpu, catalog.memory_bytes(one.gpu)
+    budgets = (token_budget,) if token_budget else _budgets_that_differ(known_budgets(*on), busy * (longest + 1))
+    decoding_most = max(decoding(point) for point in points)
     # Where more sequences decode at once than a limit allows, by Little's law, it is not the limit; where fewer users
     # were there than a limit allows, no lower one is believed.
-    likely = (known_slots(one.engine, one.gpu, _memory_bytes(one.gpu)), SLOTS_BY_HAND, busy)
+    likely = (known_slots(*on), SLOTS_BY_HAND, busy)
     limits = (one.max_batch_size,) if one.max_batch_size else _limits_that_differ(likely, busy, decoding_most)
     limits += tuple(limit for limit in _limits_seen(points, kv_tokens or UNLIMITED_KV_TOKENS) if limit not in limits)
     ahead = known_lookahead(one.engine, one.engine_version, one.gpu) if lookahead_steps is None else lookahead_steps
@@ -373,18 +375,14 @@ def _limits_seen(points: Sequence[Point], kv_tokens: int) -> tuple[int, ...]:
     return (near if abs(math.log(near / seen)) < SET_BY_HAND else round(seen),)
 
 
-def _memory_bytes(gpu: str) -> float:
-    """Memory of the GPU of that name; 0 where the catalogue does not know it."""
-    try:
-        return catalog.gpu(gpu).memory_bytes
-    except CatalogueError:
-        return 0.0
-
-
-def _budgets_that_differ(most_tokens: float) -> tuple[int, ...]:
-    """Token budgets to try, the common default first, then those that all waiting prompts together exceed."""
-    default, *others = TOKEN_BUDGETS
-    return (default, *(budget for budget in others if budget < most_tokens))
+def _budgets_that_differ(usual: Sequence[int], most_tokens: float) -> tuple[int, ...]:
+    """Token budgets to try, the likeliest of the `usual` ones first, then those of all that all waiting prompts
+    together exceed, and the common one where only a smaller one is usual."""
+    likeliest, common = usual[0], TOKEN_BUDGETS[0]
+    others = [budget for budget in TOKEN_BUDGETS if budget < most_tokens]
+    if likeliest < most_tokens <= common:
+        others.append(common)
+    return tuple(dict.fromkeys((likeliest, *others)))
 
 
 def _with_budget_seen(rules: Sequence[Batching], points: Sequence[Point]) -> tuple[Batching, ...]:

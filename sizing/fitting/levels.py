@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from sizing.engine import USUAL_POLICIES, Batching, Policy, Replica, engine_named, known_lookahead
+from sizing import catalog
+from sizing.engine import (
+    USUAL_POLICIES,
+    Batching,
+    Policy,
+    Replica,
+    engine_named,
+    known_budgets,
+    known_lookahead,
+)
 from sizing.numbers import Floats
 from sizing.points import UNTOLD, Deployment, Point, Protocol
 from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, ReplayRun, closed_run
@@ -273,6 +282,12 @@ class Observed:
     def usual_policy(self) -> Policy | None:
         """How the engine forms its iterations by its defaults; None where the engine is not known."""
         return USUAL_POLICIES.get(engine_named(self.points[0].engine))
+
+    @cached_property
+    def usual_budgets(self) -> tuple[int, ...]:
+        """How many tokens an iteration takes by the engine's defaults."""
+        one = self.points[0]
+        return known_budgets(one.engine, one.gpu, catalog.memory_bytes(one.gpu))
 
     @property
     def usual_lookahead(self) -> float:

@@ -56,10 +56,8 @@ LEAST, MOST, LOOKS = 0.2, 2.0, 3
 """A look at the cost changes no variance beyond these shares, as the cost of a simulation is not smooth; and looks."""
 START_PRICE, KV_PRICE, BUDGET_PRICE, POLICY_PRICE, LOOKAHEAD_PRICE = 10.0, 3.0, 6.0, 10.0, 4.0
 """Added to the cost of an explanation whose users began together, of one with a KV cache of its own, of one with
-another token budget than the common one, and of one with another policy or look-ahead than the engine's defaults: what
-each must gain to be believed. The first is of TTFT that is trusted in full; the less it is, the less there is to
-gain."""
-USUAL_BUDGET = Batching().token_budget
+another token budget, policy or look-ahead than the engine's defaults: what each must gain to be believed. The first is
+of TTFT that is trusted in full; the less it is, the less there is to gain."""
 LITTLE = 0.01
 """Changes of the law's error that do not move the fit: those of the measurement are 2 to 4 %."""
 
@@ -133,7 +131,7 @@ class Trial:
         batching, usual = self.parameters.base.batching, self.observed.usual_policy
         price += POLICY_PRICE * (usual is not None and batching.policy != usual)
         price += LOOKAHEAD_PRICE * (batching.lookahead_steps != self.observed.usual_lookahead)
-        return self.cost + price + BUDGET_PRICE * (batching.token_budget != USUAL_BUDGET)
+        return self.cost + price + BUDGET_PRICE * (batching.token_budget not in self.observed.usual_budgets)
 
     def search(self, evaluations: int, stride: float, *, central: bool = False, carried: bool = False) -> Trial:
         """Move the numbers towards the least cost, in at most so many steps.

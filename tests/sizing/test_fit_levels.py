@@ -151,6 +151,20 @@ def test_a_small_token_budget_is_found(budget: int) -> None:
     assert abs(found_s / true_s - 1) < abs(usual_s / true_s - 1) / 2
 
 
+@pytest.mark.parametrize(("gpu", "usual"), (("a100_sxm", 2048), ("cpu", 2048), ("h100_sxm", 8192)))
+def test_the_token_budget_is_the_default_of_the_engine_unless_the_levels_tell_another(gpu: str, usual: int) -> None:
+    """vLLM's on this GPU. Four short prompts never fill an iteration, so that any budget explains them; of 64 long ones
+    together the other of the two is found."""
+    few = measure(Replica(GPU), [Lengths(150, 50, 0.3, 0.3)], (1, 2, 4), engine="vllm", gpu=gpu)
+    assert fit(few, prior=None).batching.token_budget == usual
+    other = 10_240 - usual
+    engine = Replica(GPU, Batching("chunked", token_budget=other))
+    many = measure(
+        engine, [Lengths(3000, 24, 0.3, 0.5), Lengths(500, 100, 0.3, 0.5)], (1, 4, 16, 64), engine="vllm", gpu=gpu
+    )
+    assert fit(many, prior=None).batching.token_budget == other
+
+
 def test_a_budget_that_the_levels_suggest_by_chance_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An iteration of 128 users takes 489 tokens, near 512, as they decode; though that is tried to the end."""
     monkeypatch.setattr(search, "NEAR_BY", math.inf)

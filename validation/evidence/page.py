@@ -85,7 +85,8 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
   streams of their own. The band is that of `size --verify`, which knows the lengths too.
 
   The fit is told the batch limit, which vLLM's metrics lack, but for *few slots*, and by its name the model, whose
-  shape says how many experts a batch reads; no kernel timings. Of prompts that begin alike the share found in the
+  shape says how many experts a batch reads; no kernel timings. It leans on vLLM's default of 2,048 tokens an iteration
+  on a CPU and on small GPUs, which the servers at the pace of GPUs were given too; those on the CPU had 1,024. Of prompts that begin alike the share found in the
   prefix cache is that which the server counted. The notes say how far repeated measurements lie apart: an error cannot
   be told below that. Three rounds of a rate share one law, so 132 rounds are no more than 45 tries. *Small chunks* is a
   server that takes 256 tokens an iteration, which it does not tell: how a fit finds that was made with an eye on its

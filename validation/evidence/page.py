@@ -86,16 +86,17 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
 
   The fit is told the batch limit, which vLLM's metrics lack, but for *few slots*, and by its name the model, whose
   shape says how many experts a batch reads; no kernel timings. It leans on vLLM's default of 2,048 tokens an iteration
-  on a CPU and on small GPUs, which the servers at the pace of GPUs were given too; those on the CPU had 1,024. Of prompts that begin alike the share found in the
-  prefix cache is that which the server counted. The notes say how far repeated measurements lie apart: an error cannot
-  be told below that. Three rounds of a rate share one law, so 132 rounds are no more than 45 tries. *Small chunks* is a
-  server that takes 256 tokens an iteration, which it does not tell: how a fit finds that was made with an eye on its
-  rates. Nothing of the law or the fit was changed for *wide lengths*, which vary as much as their mean, *whole prompts*
-  (no chunked prefill), *few slots* (8 sequences at once) and *look-ahead* (asynchronous scheduling, which vLLM has off
-  on a CPU and on beside GPUs). TTFT of the dense server comes out 4 to 10 % too short with prompts of 64 and 512
-  tokens: API server and client share a core, and a closed loop cannot show what a first token takes from the one to the
-  other, as who is answered later asks later. So these fits lean on what other servers of the engine took to send a
-  token, 0.08 ms; random arrivals that are fitted as well say 0.15 to 0.19 ms here.
+  on a CPU and on small GPUs, which the servers at the pace of GPUs were given too; those on the CPU had 1,024. Of
+  prompts that begin alike the share found in the prefix cache is that which the server counted. The notes say how far
+  repeated measurements lie apart: an error cannot be told below that. Three rounds of a rate share one law, so 132
+  rounds are no more than 45 tries. *Small chunks* is a server that takes 256 tokens an iteration, which it does not
+  tell: how a fit finds that was made with an eye on its rates. Nothing of the law or the fit was changed for *wide
+  lengths*, which vary as much as their mean, *whole prompts* (no chunked prefill), *few slots* (8 sequences at once)
+  and *look-ahead* (asynchronous scheduling, which vLLM has off on a CPU and on beside GPUs). TTFT of the dense server
+  comes out 4 to 10 % too short with prompts of 64 and 512 tokens: API server and client share a core, and a closed loop
+  cannot show what a first token takes from the one to the other, as who is answered later asks later. So these fits
+  lean on what other servers of the engine took to send a token, 0.08 ms; random arrivals that are fitted as well say
+  0.15 to 0.19 ms here.
 
   *On an H200*: vLLM 0.25.1 on a real GPU for 20 minutes, Llama-3.1-8B in bf16 at three mixes and the first levels of
   Qwen3-30B-A3B ([gpu-measurements.md](gpu-measurements.md)). Closed loops had 8 seconds, rates 25, most of them one

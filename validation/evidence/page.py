@@ -9,7 +9,8 @@ from validation.evidence.table import ENOUGH, EvidenceRow, markdown, verdict
 ABOUT = """# Accuracy
 
 Written by `python -m sizing validate{options} --markdown docs/accuracy.md`, which anyone can run again: the cases
-determine all random numbers, so the table is the same on any machine.
+determine all random numbers, so the table is the same on any machine, but for some
+tenths of a per cent where a processor rounds otherwise and a fit takes another path.
 
 An error is (answer - truth) / truth; median, 90th percentile (p90) and worst are of its absolute value. *Optimistic*
 means that the answer promises more requests/s, or shorter times, than the truth. A goal on shares is judged from

@@ -94,8 +94,8 @@ def test_the_notebook_runs_and_shows_what_it_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its cells one after the other; each that shows a figure has drawn one, and what was printed is printed again:
-    figures within a fifth, as a fit takes another path where another processor rounds otherwise, and of two coefficients
-    one may take from the other what their sum does not show."""
+    figures within a fifth, as a fit takes another path where another processor rounds otherwise, and of two
+    coefficients one may take from the other what their sum does not show."""
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.syspath_prepend(str(EXAMPLES.parent))
     from matplotlib import pyplot

@@ -380,7 +380,7 @@ def verified(store: Store, bar: Sizing, found: Measured, plan: Plan) -> Verifica
 
 def sent_requests(store: Store, run_id: int, measured: Measurement) -> Sent | None:
     """The very requests of a level of random arrivals, by its records; None where these are not here."""
-    with suppress(StoreError):
+    with suppress(StoreError, KeyError):  # a level measured elsewhere may lack its window
         if log := store.log(run_id, level_key(measured.point)):
             order = np.argsort(log.intended_s, kind="stable")
             due_s, first_s = log.intended_s[order], float(log.intended_s.min())

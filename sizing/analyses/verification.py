@@ -241,7 +241,7 @@ def _banded(wanted: Limit, value_s: float, low: float, high: float) -> Band:
     return Band(wanted, value_s, value_s * low, value_s * high)
 
 
-class Measured(NamedTuple):
+class SimulatedMeasurement(NamedTuple):
     """A simulated measurement: the run, and which of its requests count, shape (n,)."""
 
     run: Simulated
@@ -267,7 +267,7 @@ def measurements(
     *,
     token_gaps: bool = False,
     most: int = MEASUREMENTS,
-) -> list[Measured]:
+) -> list[SimulatedMeasurement]:
     """Simulated measurements of so many requests of the workload, as `calibration` makes them: from an empty server on,
     at exactly the workload's rate, those of the first `WARM_E2ES` mean E2Es (`e2e_s`) left out. Near saturation a
     percentile grows for minutes, and a short measurement does not see the end of it.
@@ -285,15 +285,16 @@ def measurements(
     for seed in range(number):
         rng = np.random.default_rng(seed)
         isl, osl = workload.lengths.sample(drawn, rng)
-        one = sent
-        if one is None:
-            times_s = workload.arrivals.times(drawn, workload.rate_per_s, rng)
-            one = Sent(times_s, float(times_s[warm]), math.inf)
-        isl, osl = (isl, osl) if one.isl is None or one.osl is None else (one.isl, one.osl)
-        run = simulate_trace(
-            replica, one.arrival_s, isl, osl, workload=workload, seed=seed, watch=Watch(token_gaps=token_gaps)
-        )
-        found.append(Measured(run, (one.arrival_s >= one.start_s) & (one.arrival_s < one.stop_s)))
+        if sent is None:
+            arrival_s = workload.arrivals.times(drawn, workload.rate_per_s, rng)
+            counts = np.arange(drawn) >= warm
+        else:
+            arrival_s = sent.arrival_s
+            counts = (arrival_s >= sent.start_s) & (arrival_s < sent.stop_s)
+            if sent.isl is not None and sent.osl is not None:
+                isl, osl = sent.isl, sent.osl
+        run = simulate_trace(replica, arrival_s, isl, osl, workload=workload, seed=seed, watch=Watch(token_gaps))
+        found.append(SimulatedMeasurement(run, counts))
     return found
 
 

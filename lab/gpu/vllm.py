@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ LEAST_S = 60.0
 """A server is not started for less: it takes two minutes with its compilation."""
 LEVELS = ((1, 16, 128), (4, 48))
 """Users of the closed loops, in two rounds; between them and after them come random arrivals."""
-WARM_S = 2.0
+WARM_USERS, WARM_S = (1, 16, 128), 3.0
 SHARES = (0.5, 0.7, 0.85)
 SLOTS = 256
 
@@ -62,8 +63,8 @@ class Mix:
     shared: int = 0
     arrivals: int = 1
     levels: tuple[tuple[int, ...], ...] = LEVELS
-    closed_s: float = 12.0
-    open_s: float = 30.0
+    closed_s: float = 10.0
+    open_s: float = 35.0
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -77,16 +78,17 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model of the catalogue, the fields of its config.json, its precision, and what it is asked."""
+    """A model of the catalogue, the fields of its config.json, its precision, what it is asked, and options of vLLM."""
 
     model: str
     precision: str
     config: Mapping[str, Any]
     mixes: tuple[Mix, ...]
+    options: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
-        return f"{self.model} {self.precision}"
+        return " ".join((self.model, self.precision, *self.options))
 
 
 _COMMON = {"rms_norm_eps": 1e-6, "torch_dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": False}
@@ -138,15 +140,23 @@ QWEN3_30B_A3B = {
     **_COMMON,
     **_IDS,
 }
+MANY = ((1, 16, 128), (4, 48, 256))
 AGENDA = (
+    Served("Qwen/Qwen3-30B-A3B", "bf16", QWEN3_30B_A3B, (Mix(1000, 200, levels=MANY), Mix(3000, 60))),
+    Served("Qwen/Qwen3-32B", "fp8", QWEN3_32B_FP8, (Mix(1000, 200, levels=MANY), Mix(3000, 60))),
     Served(
         "meta-llama/Meta-Llama-3.1-8B",
         "bf16",
         LLAMA_8B,
-        (Mix(1000, 200, arrivals=2), Mix(4000, 100), Mix(2000, 100, shared=1600)),
+        (Mix(2000, 100, shared=1600),),
+        options=("--no-enable-prefix-caching",),
     ),
-    Served("Qwen/Qwen3-30B-A3B", "bf16", QWEN3_30B_A3B, (Mix(1000, 200), Mix(3000, 60))),
-    Served("Qwen/Qwen3-32B", "fp8", QWEN3_32B_FP8, (Mix(1000, 200), Mix(3000, 60))),
+    Served(
+        "meta-llama/Meta-Llama-3.1-8B",
+        "bf16",
+        LLAMA_8B,
+        (Mix(1000, 200, arrivals=2, levels=MANY), Mix(4000, 100), Mix(2000, 100, shared=1600)),
+    ),
 )
 SMALL_CONFIG = LLAMA_8B | {
     "hidden_size": 256,
@@ -159,9 +169,11 @@ SMALL_CONFIG = LLAMA_8B | {
     "max_position_embeddings": 2048,
     "torch_dtype": "float32",
 }
+_SMALL_MIX = Mix(64, 16, levels=((1, 4), (2,)), closed_s=2, open_s=3)
+_LITTLE_MEMORY = ("--gpu-memory-utilization", "0.3")
 REHEARSAL = (
-    Served("small", "fp32", SMALL_CONFIG, (Mix(64, 16, levels=((1, 4), (2,)), closed_s=2, open_s=3),)),
-    Served("small again", "fp32", SMALL_CONFIG, (Mix(64, 16, levels=((1, 4), (2,)), closed_s=2, open_s=3),)),
+    Served("small", "fp32", SMALL_CONFIG, (_SMALL_MIX,), _LITTLE_MEMORY),
+    Served("small", "fp32", SMALL_CONFIG, (_SMALL_MIX,), ("--no-enable-prefix-caching", *_LITTLE_MEMORY)),
 )
 
 
@@ -195,6 +207,7 @@ class Running:
             *("--model", str(folder), "--load-format", "dummy", "--served-model-name", NAME),
             *("--host", HOST, "--port", str(port), "--max-model-len", str(longest)),
             *("--max-num-seqs", str(SLOTS), "--disable-uvicorn-access-log", "--generation-config", "vllm"),
+            *served.options,
         ]
         environment = {
             **os.environ,
@@ -286,31 +299,34 @@ class Measuring:
 
     def warm_up(self, served: Served, url: str) -> None:
         """Requests that are not kept: what is compiled when it is first used, as a mixture's kernels are, is then."""
-        plan = plan_of(served, served.mixes[0], url, self.gpu, 99, self.processes, concurrency=[1, 16], budget_s=WARM_S)
+        plan = plan_of(
+            served, served.mixes[0], url, self.gpu, 99, self.processes, concurrency=[*WARM_USERS], budget_s=WARM_S
+        )
         with TemporaryDirectory() as folder, Bar(Console(stderr=True, quiet=True)) as bar:
             run(plan, Store(f"sqlite:///{folder}/warm.db"), bar)
 
     def mix(self, served: Served, mix: Mix, url: str) -> None:
         """Measure what `mix` still lacks, as far as the time goes."""
         first, *others = mix.levels
-        self.closed(served, mix, url, "closed first", 0, first)
+        self.closed(served, mix, url, "closed first", first)
         most_per_s = max(point.requests_per_s for point in self.points(served, mix, "closed first"))
         rates = [float(f"{share * most_per_s:.3g}") for share in SHARES]
         for number in range(mix.arrivals):
-            self.run(served, mix, url, f"arrivals {number + 1}", 10 + number, rates=rates, budget_s=mix.open_s)
+            self.run(served, mix, url, f"arrivals {number + 1}", rates=rates, budget_s=mix.open_s)
             if number < len(others):
-                self.closed(served, mix, url, "closed more", 1 + number, others[number])
-        self.closed(served, mix, url, "closed again", 20, first[1:])
+                self.closed(served, mix, url, "closed more", others[number])
+        self.closed(served, mix, url, "closed again", first[1:])
 
-    def closed(self, served: Served, mix: Mix, url: str, name: str, seed: int, users: Sequence[int]) -> None:
-        self.run(served, mix, url, name, seed, concurrency=[*users], budget_s=mix.closed_s)
+    def closed(self, served: Served, mix: Mix, url: str, name: str, users: Sequence[int]) -> None:
+        self.run(served, mix, url, name, concurrency=[*users], budget_s=mix.closed_s)
 
-    def run(self, served: Served, mix: Mix, url: str, name: str, seed: int, **loads: Any) -> None:
-        """One run of levels, if it is not there and the time is."""
+    def run(self, served: Served, mix: Mix, url: str, name: str, **loads: Any) -> None:
+        """One run of levels, if it is not there and the time is. Each has arrivals and lengths of its own."""
         label = f"{served.label} {mix.label}, {name}"
         done = self.kept.fact("runs") or {}
         if label in done or time.monotonic() > self.ends_s:
             return
+        seed = zlib.crc32(label.encode()) % 10**6
         plan = plan_of(served, mix, url, self.gpu, seed, self.processes, **loads)
         started_s, at_s = time.monotonic(), time.time()
         with Bar(Console(stderr=True, quiet=True)) as bar:

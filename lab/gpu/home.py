@@ -26,7 +26,7 @@ import numpy as np
 
 from calibration.metrics.measurement import measurement
 from calibration.plan import Level
-from calibration.records import ClientHealth, Load, RequestLog
+from calibration.records import ClientHealth, Load
 from calibration.store import Store
 from calibration.store.bundle import export_bundle
 from calibration.store.records_file import read_log
@@ -39,7 +39,8 @@ ENSEMBLE, AGAIN = " ensemble", " again"
 MOST_PASSES = 20_000
 FEWEST = 5
 """Requests of a point that is shown: the first one of a mixture compiles its kernels, which is no latency of it."""
-REQUEST_COLUMNS = ("point", "isl", "osl", "sent_s", "due_s", "first_token_s", "last_token_s", "tokens")
+REQUEST_COLUMNS = ("point", "isl", "osl", "sent_s", "due_s", "first_token_s", "last_token_s", "tokens", "counted")
+"""What is kept of a request; counted are those that the point is the measurement of."""
 
 
 @click.command()
@@ -89,9 +90,9 @@ def bring(work: Path, name: str, data: Path) -> str:
 def _bring_vllm(store: Store, facts: Mapping[str, dict[str, int]], target: Path, curve: Path, name: str) -> str:
     labels = {run_id: label for label, run_id in facts["runs"].items()}
     taken = [
-        (replace(point, source=f"{name}; {_round(labels[run_id])}"), log)
+        (replace(point, source=f"{name}; {_round(labels[run_id])}"), load)
         for run_id in sorted(labels)
-        for point, log in taken_anew(store, run_id)
+        for point, load in taken_anew(store, run_id)
     ]
     points = [point for point, _ in taken]
     _write(points, target / "points.csv")
@@ -100,9 +101,9 @@ def _bring_vllm(store: Store, facts: Mapping[str, dict[str, int]], target: Path,
     with gzip.open(target / "requests.csv.gz", "wt", newline="") as out:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(REQUEST_COLUMNS)
-        for number, (_, log) in enumerate(taken):
-            writer.writerows((number, *row) for row in _rows(log))
-    requests = sum(len(log) for _, log in taken)
+        for number, (_, load) in enumerate(taken):
+            writer.writerows((number, *row) for row in _rows(load))
+    requests = sum(len(load.log) for _, load in taken)
     return f"{len(shown)} points in {curve}, {len(points)} and {requests} requests in {target}"
 
 
@@ -116,7 +117,7 @@ def _round(label: str) -> str:
     return {"closed again": "closed loops, again"}.get(name, "closed loops, first" if "closed" in name else name)
 
 
-def taken_anew(store: Store, run_id: int) -> Iterator[tuple[Point, RequestLog]]:
+def taken_anew(store: Store, run_id: int) -> Iterator[tuple[Point, Load]]:
     """The points of a run as today's metrics take them from its requests, and these; a level without records is left
     out."""
     run, records = store.run(run_id), store.records(run_id)
@@ -135,13 +136,16 @@ def taken_anew(store: Store, run_id: int) -> Iterator[tuple[Point, RequestLog]]:
         load = Load(log, start_s, stop_s, issued, "budget", client, known.get("offered_per_s"))
         level = Level(0, was.lengths, was.load_kind, was.load_value, issued)
         point = measurement(load, level, was.deployment, source="", server=found.server, shared_prefix=shared).point
-        yield replace(point, measured_at=was.measured_at, protocol=was.protocol), log
+        yield replace(point, measured_at=was.measured_at, protocol=was.protocol), load
 
 
-def _rows(log: RequestLog) -> Iterator[tuple[object, ...]]:
+def _rows(load: Load) -> Iterator[tuple[object, ...]]:
+    log = load.log
     columns = (log.sent_s, log.intended_s, log.first_token_s, log.last_token_s)
     times = (np.char.mod("%.4f", column) for column in columns)
-    yield from zip(log.isl.tolist(), log.osl.tolist(), *(column.tolist() for column in times), log.tokens, strict=True)
+    counted = (log.intended_s >= load.start_s) & (log.intended_s < load.stop_s)
+    lengths = log.isl.tolist(), log.osl.tolist()
+    yield from zip(*lengths, *(column.tolist() for column in times), log.tokens, counted.astype(int), strict=True)
 
 
 def _write(points: Sequence[Point], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/gpu-measurements.md, written from what was measured: python -m lab.gpu.page NAME [--data data] [--out FILE]."""
+"""docs/gpu-measurements.md, written from what was measured: python -m lab.gpu.page NAME... [--data data]."""
 
 from __future__ import annotations
 
@@ -42,34 +42,41 @@ vLLM with models of published shape and random weights: `vllm serve` with its ow
 caching, asynchronous scheduling, CUDA graphs, FlashAttention 3), 256 sequences and 8,192 tokens of context at most,
 without FlashInfer's sampler. Asked over the OpenAI protocol by clients on the same machine; lengths are lognormal with
 coefficients of variation 0.3 (prompt) and 0.5 (output), outputs forced to their length. Each level was measured for
-8 s (closed loops) or 25 s (Poisson arrivals): there were twenty minutes. A mixture with random weights spreads
-its tokens over all experts about evenly, which a trained one does not."""
+8 to 10 s (closed loops) or 25 to 35 s (Poisson arrivals): there were twenty minutes, then half an hour. A mixture with
+random weights spreads its tokens over all experts about evenly, which a trained one does not."""
 
 
 @click.command()
-@click.argument("name")
+@click.argument("names", nargs=-1, required=True)
 @click.option("--data", type=click.Path(path_type=Path), default=DATA)
 @click.option("--out", type=click.Path(path_type=Path), default=OUT)
-def page(name: str, data: Path, out: Path) -> None:
-    """Write the page for the measurements called NAME."""
-    folder = data / "gpu" / name
+def page(names: Sequence[str], data: Path, out: Path) -> None:
+    """Write the page for the measurements called NAMES: of each what was measured, then what follows from all."""
+    facts = {name: read_facts(data / "gpu" / name) for name in names}
+    curves = [point for name in names for point in read_points(data / "curves" / f"{name}.csv")]
+    is_vllm = any("runs" in known for known in facts.values())
+    parts = ["# Measured", WITH_VLLM if is_vllm else WHAT_IT_IS]
+    measured = 0
+    for name, known in facts.items():
+        points = read_points(data / "gpu" / name / "points.csv")
+        measured += len(points)
+        parts += [f"## {name}", environment(known), table(points), spread(points), engine_alone(known)]
+        parts.append(passes(data / "gpu" / name / "passes.csv"))
+    for deployment, own in by_deployment(curves):
+        parts.append(quality(deployment, own, facts[own[0].source.partition("; ")[0]] if is_vllm else facts[names[0]]))
+    parts.append(answers(curves) if is_vllm else "")
+    out.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+    click.echo(f"{measured} points on {out}")
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What is known of a measurement beside its points. Raises UsageError where there is none."""
     if not (folder / "facts.json").is_file():
-        raise click.UsageError(f"{folder} holds no measurements: bring them with python -m lab.gpu.home --name {name}")
-    facts = json.loads((folder / "facts.json").read_text())
-    points = read_points(folder / "points.csv")
-    curves = read_points(data / "curves" / f"{name}.csv")
-    parts = (
-        environment(facts),
-        table(points),
-        spread(points),
-        *(quality(deployment, own, facts) for deployment, own in by_deployment(curves)),
-        answers(curves) if "runs" in facts else "",
-        engine_alone(facts),
-        passes(folder / "passes.csv"),
-    )
-    what = WITH_VLLM if "runs" in facts else WHAT_IT_IS
-    out.write_text("\n\n".join(filter(None, [f"# Measured: {name}", what, *parts])) + "\n", encoding="utf-8")
-    click.echo(f"{len(points)} points on {out}")
+        raise click.UsageError(
+            f"{folder} holds no measurements: bring them with python -m lab.gpu.home --name {folder.name}"
+        )
+    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    return facts
 
 
 def environment(facts: Mapping[str, Any]) -> str:
@@ -81,7 +88,7 @@ def environment(facts: Mapping[str, Any]) -> str:
         f"reads {found['read_bytes_per_s'] / 1e12:.2f} TB/s, bf16 products of {found['product_size']} cubed "
         f"{found['bf16_flops_per_s'] / 1e12:.3g} TFLOP/s"
     )
-    return f"## The card\n\n{said}.\n\nCeilings measured on it: {ceilings}."
+    return f"### The card\n\n{said}.\n\nCeilings measured on it: {ceilings}."
 
 
 def table(points: Sequence[Point]) -> str:
@@ -102,7 +109,7 @@ def table(points: Sequence[Point]) -> str:
         )
         for point in points
     ]
-    return f"## Points\n\nMeans.\n\n{markdown(head, rows)}"
+    return f"### Points\n\nMeans.\n\n{markdown(head, rows)}"
 
 
 def _asked(point: Point) -> str:
@@ -119,7 +126,7 @@ def spread(points: Sequence[Point]) -> str:
         (f"{a.isl:g}/{a.osl:g}", f"{a.load_value:g}", *(_change(a, b, name) for name in SPREAD))
         for a, b in (same for same in twice.values() if len(same) == 2)
     ]
-    return f"## The same level again\n\n{markdown('ISL/OSL | users | requests/s | TTFT | ITL', rows)}" if rows else ""
+    return f"### The same level again\n\n{markdown('ISL/OSL | users | requests/s | TTFT | ITL', rows)}" if rows else ""
 
 
 SPREAD = ("requests_per_s", "ttft_mean_s", "itl_mean_s")
@@ -150,8 +157,8 @@ def quality(deployment: Deployment, points: Sequence[Point], facts: Mapping[str,
 
 
 OF_RANDOM = (
-    "Poisson arrivals, which the fit has not seen: those that were sent, where it is known how they were drawn, and "
-    "lengths by chance."
+    "Poisson arrivals, which the fit has not seen: of the very requests that were sent, where it is known which of "
+    "them counted."
 )
 
 
@@ -274,7 +281,7 @@ def engine_alone(facts: Mapping[str, Any]) -> str:
                 work = f"{one['decoding']:.0f} decoding" if one["decoding"] else f"{one['reading']:.0f} of a prompt"
                 rows.append((name[7:], work, held, _ms(one["pass_s"]), _ms(least_s), percent(least_s / one["pass_s"])))
     head = "model | pass | context tokens | ms | least by the ceilings, ms | reached"
-    return f"## The engine alone\n\nCUDA events, medians of ten passes.\n\n{markdown(head, rows)}" if rows else ""
+    return f"### The engine alone\n\nCUDA events, medians of ten passes.\n\n{markdown(head, rows)}" if rows else ""
 
 
 def passes(file: Path) -> str:
@@ -294,7 +301,7 @@ def passes(file: Path) -> str:
             rows.append((served, f"≤ {batch}", str(len(times)), _ms(card_s), _ms(since_s), percent(card_s / since_s)))
     head = "served | decoding | passes | on the card, ms | pass to pass, ms | share"
     note = "Decoding passes only. What is not on the card is scheduling, packing, Triton and Python."
-    return f"## While serving\n\n{note}\n\n{markdown(head, rows)}" if rows else ""
+    return f"### While serving\n\n{note}\n\n{markdown(head, rows)}" if rows else ""
 
 
 def by_deployment(points: Sequence[Point]) -> list[tuple[Deployment, list[Point]]]:

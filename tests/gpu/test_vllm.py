@@ -26,7 +26,7 @@ from sizing.catalog import model
 from sizing.points import read_points
 from sizing.workload import Lengths
 from tests.calibration.loads import DEPLOYMENT, closed_loop
-from validation.evidence.measured_vllm import ON_GPU, TABLES, of_table
+from validation.evidence.measured_vllm import ON_GPU, measured, of_table
 
 
 def entry(kind: int, capability: int, body: bytes) -> bytes:
@@ -146,6 +146,6 @@ def test_a_page_of_nothing_is_refused_in_a_line(tmp_path: Path) -> None:
 
 
 def test_a_rate_of_one_round_counts_on_a_gpu_alone() -> None:
-    points = read_points(TABLES[ON_GPU])
+    points = measured(ON_GPU)
     assert {len(rounds) for case in of_table(ON_GPU, points) for rounds in case.rates} == {1, 2}
     assert {len(rounds) for case in of_table("elsewhere", points) for rounds in case.rates} == {2}

@@ -14,7 +14,7 @@ from numpy.random import SeedSequence
 
 from sizing.engine import Batching, Replica
 from sizing.fitting import fit
-from sizing.points import Point, read_points
+from sizing.points import Point
 from sizing.simulator import simulate_trace
 from sizing.workload import Arrivals
 from validation.evidence import measured_vllm
@@ -23,12 +23,14 @@ from validation.evidence.measured_vllm import (
     ARRIVALS,
     BANDED,
     FIGURES,
+    ON_GPU,
     TABLES,
     Drawn,
     answer,
     cases,
     checked,
     identity,
+    measured,
     mixes_of,
     of_table,
     read_drawn,
@@ -117,18 +119,33 @@ def test_of_arrivals_that_are_known_luck_is_no_error(
 def test_the_arrivals_of_the_tables_are_known() -> None:
     """Drawn again they last as long as their measurements did: to the millisecond where a measurement ended with its
     arrivals and not with its time, as less than half do; by chance one in some hundred would."""
-    points = [point for table in TABLES.values() for point in read_points(table) if point.load_kind == "poisson_rate"]
+    points = [point for data in TABLES for point in measured(data) if point.load_kind == "poisson_rate"]
     known = {point: found for point in points if (found := sent(point))}
     assert len(known) >= 0.95 * len(points)
-    exact = 0
-    for point, found in known.items():
+    exact, redrawn = 0, {point: found for point, found in known.items() if found.isl is None}
+    for point, found in redrawn.items():
         drawn = read_drawn(ARRIVALS)[identity(point)]
         times_s = Arrivals().times(drawn.arrivals, point.load_value, np.random.default_rng(drawn.seed))
         exact += abs(times_s[-1] - times_s[drawn.warm] - (point.duration_s or 0.0)) < 2e-3
         measured = int((found.arrival_s >= found.start_s).sum())
         assert point.void or measured == pytest.approx(point.requests_per_s * (point.duration_s or 0.0), rel=0.3)
-    print(f"{exact} of {len(known)} last as long as their arrivals")
-    assert exact > 0.3 * len(known)
+    print(f"{exact} of {len(redrawn)} last as long as their arrivals")
+    assert exact > 0.3 * len(redrawn)
+
+
+def test_the_requests_of_a_gpu_are_known_with_their_lengths() -> None:
+    """Those that counted are those of the point: sent at its rate, of its lengths, for as long as it was measured."""
+    points = [point for point in measured(ON_GPU) if point.load_kind == "poisson_rate" and not point.void]
+    known = {point: found for point in points if (found := sent(point))}
+    assert len(known) >= len(points) - 1
+    for point, found in known.items():
+        assert found.isl is not None and found.osl is not None
+        assert len(found.isl) == len(found.osl) == len(found.arrival_s)
+        counts = (found.arrival_s >= found.start_s) & (found.arrival_s < found.stop_s)
+        assert found.stop_s - found.start_s == pytest.approx(point.duration_s, rel=0.05)
+        assert counts.sum() / (point.duration_s or 0.0) == pytest.approx(point.load_value, rel=0.15)
+        assert found.isl[counts].mean() == pytest.approx(point.isl, rel=0.1)
+        assert found.osl[counts].mean() == pytest.approx(point.osl, rel=0.15)
 
 
 def test_an_engine_that_is_slower_under_arrivals_is_not(table: list[Point]) -> None:
@@ -164,7 +181,7 @@ def test_a_percentile_of_too_few_requests_is_left_out_and_the_others_count(table
 def test_what_was_measured_of_a_real_vllm_fits() -> None:
     """The law is known to some per cent at its own levels, or says that it is not."""
     found = [case for case in cases(Setup()) if case.levels == "all"]
-    assert {point.engine for table in TABLES.values() for point in read_points(table)} == {"vllm"}
+    assert {point.engine for data in TABLES for point in measured(data)} == {"vllm"}
     for case in found:
         fitted = fit(case.closed)
         off = np.abs([error.itl_error for error in fitted.errors])
@@ -174,7 +191,7 @@ def test_what_was_measured_of_a_real_vllm_fits() -> None:
 
 
 def test_of_a_mix_alone_the_first_measurement_of_four_levels_is_fitted() -> None:
-    (case, *_) = of_table("paced", read_points(TABLES["vLLM at the pace of GPUs, measured here"]))
+    (case, *_) = of_table("paced", measured("vLLM at the pace of GPUs, measured here"))
     for mix in mixes_of(case):
         assert mix.levels == "alone" and {point.isl for point in mix.closed} == {rounds[0].isl for rounds in mix.rates}
         users = [point.load_value for point in mix.closed]
@@ -186,7 +203,7 @@ def test_of_a_mix_alone_the_first_measurement_of_four_levels_is_fitted() -> None
 
 
 def test_a_round_of_random_arrivals_that_is_fitted_is_not_judged() -> None:
-    (case, *_) = of_table("paced", read_points(TABLES["vLLM at the pace of GPUs, measured here"]))
+    (case, *_) = of_table("paced", measured("vLLM at the pace of GPUs, measured here"))
     for mix in mixes_of(case):
         seen = checked(mix)
         (fitted,) = seen.check
@@ -200,7 +217,7 @@ def test_a_round_of_random_arrivals_that_is_fitted_is_not_judged() -> None:
 def test_the_token_budget_of_a_real_vllm_is_found() -> None:
     """A server with --max-num-batched-tokens 256, of two mixes of lengths together and of each alone; the mixes of one
     that takes 2,048 are explained by what engines usually take."""
-    paced = of_table("here", read_points(TABLES["vLLM at the pace of GPUs, measured here"]))
+    paced = of_table("here", measured("vLLM at the pace of GPUs, measured here"))
     (small,) = [case for case in paced if "small chunks" in case.server]
     for case in (small, *mixes_of(small), *mixes_of(paced[0])):
         found = fit(case.closed)

@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.random import SeedSequence
 
 from sizing.analyses.verification import Sent, compared, measurements
@@ -45,10 +47,11 @@ from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted,
 NAME = "random arrivals from closed loops"
 ON_GPU = "vLLM on an H200, measured here"
 TABLES = {
-    "vLLM at the pace of GPUs, measured here": Path(__file__).with_name("vllm-paced.csv"),
-    "vLLM on a CPU, measured here": Path(__file__).with_name("vllm-cpu.csv"),
-    ON_GPU: resource("data/curves/h200-vllm.csv"),
+    "vLLM at the pace of GPUs, measured here": (Path(__file__).with_name("vllm-paced.csv"),),
+    "vLLM on a CPU, measured here": (Path(__file__).with_name("vllm-cpu.csv"),),
+    ON_GPU: (resource("data/curves/h200-vllm.csv"), resource("data/curves/h200-vllm-qwen3.csv")),
 }
+GPU, REQUESTS = resource("data/gpu"), "requests.csv.gz"
 ARRIVALS = Path(__file__).with_name("vllm-arrivals.csv")
 FEWEST_ROUNDS = {ON_GPU: 1}
 """Good rounds that a rate needs to count; of other tables two, which tell how far they lie apart."""
@@ -105,7 +108,7 @@ class Cell(NamedTuple):
 
 def cases(setup: Setup) -> list[Case]:
     """Every server of the tables, then every mix of each alone; quick: two rates of the first."""
-    found = [case for data, table in TABLES.items() for case in of_table(data, read_points(table))]
+    found = [case for data in TABLES for case in of_table(data, measured(data))]
     if setup.quick:
         return [replace(case, rates=case.rates[:2]) for case in found[:1]]
     alone = [mix for case in found for mix in mixes_of(case)]
@@ -129,11 +132,16 @@ def checked(mix: Case) -> Case:
     return replace(mix, rates=tuple(filter(None, rates)), levels="checked", check=middle[:1])
 
 
+def measured(data: str) -> list[Point]:
+    """The points of TABLES called `data`."""
+    return [point for table in TABLES[data] for point in read_points(table)]
+
+
 def of_table(data: str, points: Sequence[Point]) -> list[Case]:
     """The servers among `points`, void points apart; a rate counts with so many good rounds as FEWEST_ROUNDS says."""
     found = []
     good, fewest = [point for point in points if not point.void], FEWEST_ROUNDS.get(data, 2)
-    for server, group in groupby(good, server_of):
+    for server, group in groupby(good, attrgetter("model") if data == ON_GPU else server_of):
         own = list(group)
         rounds: dict[tuple[float, float], list[Point]] = {}
         for point in own:
@@ -194,7 +202,9 @@ def write_drawn(table: Path, more: Mapping[Identity, Drawn]) -> None:
 
 
 def sent(point: Point) -> Sent | None:
-    """When the requests of a point were sent; None where it is not known how its arrivals were drawn."""
+    """The requests of a point: as they were kept, or when they were sent, drawn again; None where neither is known."""
+    if kept := read_sent(GPU / point.source.partition("; ")[0]).get(identity(point)):
+        return kept
     drawn = read_drawn(ARRIVALS).get(identity(point))
     if drawn is None or point.duration_s is None:
         return None
@@ -202,6 +212,27 @@ def sent(point: Point) -> Sent | None:
     start_s = float(times_s[drawn.warm])
     stop_s = start_s + point.duration_s
     return Sent(times_s[times_s < stop_s], start_s, stop_s)
+
+
+@cache
+def read_sent(folder: Path) -> dict[Identity, Sent]:
+    """The requests kept by `lab.gpu.home`, by `identity` of the point they were measured for, of which some are known
+    to have counted; nothing where there is no such folder."""
+    if not (folder / REQUESTS).is_file():
+        return {}
+    of_point = dict(tuple(pd.read_csv(folder / REQUESTS).sort_values("due_s", kind="stable").groupby("point")))
+    return {
+        identity(point): _sent_of(of_point[number])
+        for number, point in enumerate(read_points(folder / "points.csv"))
+        if point.load_kind == "poisson_rate" and of_point[number]["counted"].any()
+    }
+
+
+def _sent_of(requests: pd.DataFrame) -> Sent:
+    due_s = requests["due_s"].to_numpy(float) - requests["due_s"].iloc[0]
+    counted_s = due_s[requests["counted"] == 1]
+    lengths = (requests[name].to_numpy(np.int64) for name in ("isl", "osl"))
+    return Sent(due_s, float(counted_s[0]), float(np.nextafter(counted_s[-1], np.inf)), *lengths)
 
 
 def answer(case: Case, seed: SeedSequence) -> list[Cell]:

@@ -186,7 +186,7 @@ def run_command(plan: Path, as_json: bool) -> None:
     Example: python -m calibration run plan.yaml
       server: {url: 127.0.0.1:8001, model: ensemble, metrics_url: http://127.0.0.1:8002/metrics}
       lengths: [{isl: 2000, osl: 256, isl_cv: 0.5, osl_cv: 0.5}]
-      concurrency: [1, 4, 16, 64]
+      concurrency: [1, 5, 21, 89]
       rates: [3.5]
     Of another server than Triton:
       server: {protocol: openai, url: "http://gpu-7:8000", model: Qwen/Qwen3-32B}

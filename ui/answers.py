@@ -32,6 +32,7 @@ from pyarrow import parquet
 
 from calibration.errors import CalibrationError
 from calibration.incoming import Upload, preview
+from calibration.plan import users_of
 from calibration.store import DATABASE_VARIABLE, LIVE, Run, Store
 from sizing import catalog
 from sizing.analyses.curves import (
@@ -224,7 +225,7 @@ def layout_names(model: str, gpus: Sequence[str]) -> list[str]:
 
 # --- Queries of the Calibrate page to store, jobs and sizing, cached where they are slow
 
-USERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+USERS = tuple(users_of(512))
 """The concurrencies that a new run offers and the advice chooses from."""
 LEVEL_S = 120.0
 REQUESTS = 400

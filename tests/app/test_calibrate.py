@@ -259,7 +259,7 @@ def test_a_server_is_sized_for_the_question_of_the_page(
     assert "Taken: precision bf16" in words(app) and "then the planned load of a replica" in words(app)
     press(app, "Start: at most 16 GPU-minutes")  # 5 of load and 3 of verification, of 2 GPUs
     plan = parse_plan(started[0]).plan
-    assert plan.concurrency == [1, 2, 4, 8, 16, 32, 64, 128] and plan.server.protocol == "openai"
+    assert plan.concurrency == [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 128] and plan.server.protocol == "openai"
     assert plan.adaptive is not None and (plan.adaptive.rate, plan.adaptive.ttft) == (12, "p95:1.0s")
     assert plan.adaptive.budget_s(2) == pytest.approx(300) and plan.adaptive.verify_minutes == 3
     assert plan.levels()[0].lengths.isl == 700

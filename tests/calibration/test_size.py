@@ -100,7 +100,7 @@ def test_the_count_after_a_few_levels_is_that_of_the_whole_grid(mock: str, tmp_p
     grid_run = run(parse_plan(whole.model_dump_json(exclude_unset=True)), Store())
     question = Question.of({**ASKED, "model": "ensemble", "isl_cv": 0.3, "osl_cv": 0.5})
     grid = planner.plan(question, [from_fit(fit(Store().points(grid_run)), Lengths(ISL, OSL, 0.3, 0.5))]).answer
-    assert len(Store().points(grid_run)) == len(users_of(16)) == 5
+    assert len(Store().points(grid_run)) == len(users_of(16)) == 7
     # levels of 30 requests: bands of 90 % miss each other now and then, but not by more than a replica
     assert found["gpus_low"] <= (grid.gpus_high or grid.gpus) + 1
     assert grid.gpus_low <= (found["gpus_high"] or found["gpus"]) + 1

@@ -57,7 +57,7 @@ def usual(scenario: Scenario) -> None:
     for key, value in USUAL.items():
         state.setdefault(key, value)
     if "run_isl" not in state:
-        fill(scenario.lengths, (1, 4, 16, 64), None)
+        fill(scenario.lengths, (1, 5, 21, 89), None)
 
 
 def keep() -> None:

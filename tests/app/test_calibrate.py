@@ -180,7 +180,7 @@ def test_where_starting_is_off_the_plan_is_there_to_run_by_hand(
     assert "Starting runs from this page is off" in words(app) and f"{jobs.ALLOW_VARIABLE}=1" in words(app)
     text, command = app.main.code[0].value, app.main.code[1].value
     plan = parse_plan(text).plan
-    assert [level.value for level in plan.levels()] == [1, 4, 16, 64, 1]
+    assert [level.value for level in plan.levels()] == [1, 5, 21, 89, 1]
     means, long = plan.lengths
     assert (long.isl, long.osl, long.isl_cv) == (2800, 90, 0.4)
     assert (means.isl, means.osl, means.isl_cv, means.osl_cv) == (700, 90, 0.4, 0)

@@ -168,7 +168,7 @@ def _deployment(scenario: Scenario, plan: Plan | None) -> Deployment | None:
 
 def _plan(option: Option, deployment: Deployment | None) -> None:
     """Fill the form of a new run with that level, and go there."""
-    new_run.fill(option.lengths, (option.users,) if deployment else (1, 4, 16, 64), deployment)
+    new_run.fill(option.lengths, (option.users,) if deployment else new_run.FEW, deployment)
     state[PREFIX + "calibrate"] = "new"
 
 

@@ -6,7 +6,7 @@ writes data/curves/NAME.csv (closed and open loops asked of `tensorrt_llm`, whic
 data/gpu/NAME/: facts.json, passes.csv, gpu.csv, points.csv (all, also repeats and the ensemble), and for each run
 a run-N.zip with its single requests, which `python -m calibration import` takes into a store. Of vLLM (lab.gpu.vllm)
 the points are taken anew from the requests, each with its round as its source, and the requests are kept in
-requests.csv.gz, without the times of their tokens.
+requests.csv.gz, without the times of their tokens; what these tell of decode steps is in steps.csv.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from calibration.store import Store
 from calibration.store.bundle import export_bundle
 from calibration.store.records_file import read_log
 from lab.gpu.kept import DATABASE
+from lab.gpu.steps import decode_steps, write_steps
 from sizing.files import parse_yaml, written
 from sizing.points import Point, write_points
 
@@ -96,6 +97,7 @@ def _bring_vllm(store: Store, facts: Mapping[str, dict[str, int]], target: Path,
     ]
     points = [point for point, _ in taken]
     _write(points, target / "points.csv")
+    write_steps(target / "steps.csv", decode_steps((point, load.log) for point, load in taken))
     shown = [point for point in points if (point.requests or 0) >= FEWEST]
     _write(shown, curve)
     with gzip.open(target / "requests.csv.gz", "wt", newline="") as out:

@@ -15,6 +15,7 @@ import click
 
 import sizing
 from lab.gpu.home import DATA
+from lab.gpu.steps import DecodeSteps, read_steps
 from sizing.analyses.verification import compared
 from sizing.candidates import catalogued, from_fit
 from sizing.errors import FitError
@@ -62,8 +63,10 @@ def page(names: Sequence[str], data: Path, out: Path) -> None:
         measured += len(points)
         parts += [f"## {name}", environment(known), table(points), spread(points), engine_alone(known)]
         parts.append(passes(data / "gpu" / name / "passes.csv"))
+    steps = [step for name in names for step in read_steps(data / "gpu" / name / "steps.csv")]
     for deployment, own in by_deployment(curves):
-        parts.append(quality(deployment, own, facts[own[0].source.partition("; ")[0]] if is_vllm else facts[names[0]]))
+        known = facts[own[0].source.partition("; ")[0] if is_vllm else names[0]]
+        parts.append(quality(deployment, own, known, [step for step in steps if step.model == deployment.model]))
     parts.append(answers(curves) if is_vllm else "")
     out.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
     click.echo(f"{measured} points on {out}")
@@ -132,9 +135,12 @@ def spread(points: Sequence[Point]) -> str:
 SPREAD = ("requests_per_s", "ttft_mean_s", "itl_mean_s")
 
 
-def quality(deployment: Deployment, points: Sequence[Point], facts: Mapping[str, Any]) -> str:
-    """The law fitted to the closed loops, beside what the card allows, and what it says of the random arrivals that it
-    has not seen, with the estimate that stands before anything is measured."""
+def quality(
+    deployment: Deployment, points: Sequence[Point], facts: Mapping[str, Any], steps: Sequence[DecodeSteps]
+) -> str:
+    """The law fitted to the closed loops, beside what the card allows and the decode steps that tokens tell of, and
+    what it says of the random arrivals that it has not seen, with the estimate that stands before anything is
+    measured."""
     title = f"## Fit: {deployment.model} in {deployment.precision}, {deployment.gpu}, {deployment.engine}"
     closed = [point for point in points if point.load_kind == "concurrency" and not point.void]
     try:
@@ -152,8 +158,26 @@ def quality(deployment: Deployment, points: Sequence[Point], facts: Mapping[str,
         "ISL/OSL | requests/s | metric | measured ms | fitted ms | error | 90 % band, ms | inside | estimate ms | error"
     )
     random = f"{OF_RANDOM}\n\n{markdown(head, rows)}" if rows else ""
-    parts = [title, told, coefficients(fitted, facts), random]
+    parts = [title, told, coefficients(fitted, facts), decoding(fitted, points, steps), random]
     return "\n\n".join(filter(None, parts))
+
+
+def decoding(fitted: Fit, points: Sequence[Point], steps: Sequence[DecodeSteps]) -> str:
+    """Decode steps by their sequences, beside the fitted law."""
+    rows = []
+    lengths = {(point.isl, point.osl): point.lengths for point in points}
+    for step in steps:
+        law = from_fit(fitted, lengths[step.isl, step.osl]).replica.law
+        fitted_s = law.decode_s(step.sequences, step.sequences * (step.isl + step.osl / 2))
+        which = f"{step.most}" if step.most == step.above + 1 else f"{step.above + 1} to {step.most}"
+        off = percent(fitted_s / step.median_s - 1, 1, sign=True)
+        rows.append((f"{step.isl:g}/{step.osl:g}", which, f"{step.tokens:,}", _ms(step.median_s), _ms(fitted_s), off))
+    note = (
+        "Decode steps, medians of all levels: the time between two tokens of a request while no other had its first. "
+        "The fit knows of them what the closed loops show: mean ITL, and gaps at 50 and 95 %."
+    )
+    head = "ISL/OSL | sequences | tokens | measured ms | fitted ms | error"
+    return f"{note}\n\n{markdown(head, rows)}" if rows else ""
 
 
 OF_RANDOM = (

@@ -109,7 +109,7 @@ def start_a_run(page: Page) -> None:
     main = page.get_by_test_id("stMain")
     levels = page.get_by_role("combobox", name="Concurrency (users)")
     levels.click()
-    for last in ("64", "16"):
+    for last in ("89", "21"):
         levels.press("Backspace")
         expect(main.get_by_text(last, exact=True)).to_have_count(0)
         rested(page)
@@ -148,7 +148,7 @@ def test_a_run_started_in_one_browser_is_accepted_in_another_and_the_answer_rest
     second.get_by_role("link", name="Curves").click()
     expect(second.get_by_role("heading", level=1)).to_contain_text("requests/s under this SLA")
     second.get_by_text("Measured points", exact=True).click()
-    expect(second.get_by_role("heading", level=1)).to_have_text(re.compile("requests/s at most.* at concurrency 4"))
+    expect(second.get_by_role("heading", level=1)).to_have_text(re.compile("requests/s at most.* at concurrency 5"))
     second.get_by_role("link", name="Size").click()
     expect(second.get_by_role("heading", level=1)).to_have_text(re.compile("You need \\d+ × cpu to serve 1 requests/s"))
     expect(second.locator(".stMarkdownBadge").first).to_contain_text(re.compile("Measured|Fitted"))

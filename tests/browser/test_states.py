@@ -35,7 +35,7 @@ pytestmark = pytest.mark.browser
 COUNT = re.compile(r"You need|\b\d[\d,]*\s(?:×|GPUs?\b)")
 """A number of GPUs, as every page words it."""
 TINY = replace(ONE, model="acme/tiny", gpus=(), precisions=(), isl=1000, osl=200)
-NOTHING = replace(ONE, gpus=())
+NOTHING = replace(ONE, model="Qwen/Qwen3-8B", gpus=())
 OLD_LINKS = Path(__file__).parents[1] / "app" / "old_links.txt"
 
 

@@ -1,0 +1,93 @@
+"""Decode steps by the sequences in them, from when the tokens of a measurement came.
+
+A request gets a token from every iteration that it is in. So the time between two of its tokens is that of an
+iteration, and one that only decodes where no other request got its first token meanwhile. What single tokens wait
+for on their way to the client cancels in the median.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from calibration.records import RequestLog
+from sizing.numbers import Floats
+from sizing.points import Point
+
+LATE_S = 5e-3
+"""A first token comes to the client up to so much after the other tokens of its iteration."""
+BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
+"""Upper ends of the groups of batches that are told apart: kernels change at 16, 64 and 128 in many engines."""
+FEWEST = 100
+"""Gaps of a group that is shown."""
+
+
+class DecodeSteps(NamedTuple):
+    """Steps with `above` to `most` sequences, the first not included: how many tokens tell of them, their mean number
+    of sequences, and the median of their times in seconds."""
+
+    model: str
+    isl: float
+    osl: float
+    above: int
+    most: int
+    tokens: int
+    sequences: float
+    median_s: float
+
+
+def decode_gaps(log: RequestLog) -> tuple[Floats, Floats]:
+    """Of each pair of tokens between which the engine only decoded: the sequences that did, and the seconds between,
+    both of shape (pairs,)."""
+    ends = np.cumsum(log.chunks)
+    served = (log.chunks > 1) & ~log.failed
+    starts_s = np.sort(log.chunk_at_s[(ends - log.chunks)[log.chunks > 0]])
+    lasts_s = np.sort(log.chunk_at_s[ends[log.chunks > 0] - 1])
+    inside = np.repeat(served, log.chunks)
+    is_first = np.zeros(len(inside), bool)
+    is_first[(ends - log.chunks)[log.chunks > 0]] = True
+    after = np.flatnonzero(inside & ~is_first)
+    before_s, after_s = log.chunk_at_s[after - 1], log.chunk_at_s[after]
+    begun = np.searchsorted(starts_s, before_s, "right")
+    sequences = begun - np.searchsorted(lasts_s, before_s, "right")
+    alone = np.searchsorted(starts_s, after_s + LATE_S) == np.searchsorted(starts_s, before_s - LATE_S)
+    return sequences[alone].astype(float), (after_s - before_s)[alone]
+
+
+def decode_steps(measured: Iterable[tuple[Point, RequestLog]]) -> list[DecodeSteps]:
+    """By model and lengths, the steps of all levels together."""
+    gaps: dict[tuple[str, float, float], list[tuple[Floats, Floats]]] = {}
+    for point, log in measured:
+        gaps.setdefault((point.model, point.isl, point.osl), []).append(decode_gaps(log))
+    found = []
+    for of, parts in gaps.items():
+        sequences, gap_s = (np.concatenate(column) for column in zip(*parts, strict=True))
+        for above, most in zip((0, *BATCHES), BATCHES, strict=False):
+            own = (sequences > above) & (sequences <= most)
+            if own.sum() >= FEWEST:
+                middle_s = float(np.median(gap_s[own]))
+                found.append(DecodeSteps(*of, above, most, int(own.sum()), float(sequences[own].mean()), middle_s))
+    return found
+
+
+def write_steps(path: Path, steps: Iterable[DecodeSteps]) -> None:
+    """Write them as a table."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(DecodeSteps._fields)
+        writer.writerows((*step[:6], f"{step.sequences:.2f}", f"{step.median_s:.6f}") for step in steps)
+
+
+def read_steps(path: Path) -> list[DecodeSteps]:
+    """What `write_steps` wrote; nothing where there is no such table."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            DecodeSteps(model, float(isl), float(osl), int(above), int(most), int(tokens), float(mean), float(median_s))
+            for model, isl, osl, above, most, tokens, mean, median_s in list(csv.reader(file))[1:]
+        ]

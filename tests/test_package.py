@@ -211,7 +211,7 @@ def test_the_wheel_holds_the_program_and_no_measurements(installed: Installed) -
     assert tops == {*ROOMS, f"sizing-{PROJECT['project']['version']}.dist-info"}
     assert not [name for name in installed.names if name.endswith((".db", ".parquet", ".pyc", ".npz"))]
     listed = subprocess.run(["git", "ls-files", "data"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    shipped = {f"sizing/shipped/{name}" for name in listed.split() if not name.startswith("data/gpu/")}
+    shipped = {f"sizing/shipped/{name}" for name in listed.split()}
     assert shipped <= set(installed.names)
 
 

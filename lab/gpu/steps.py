@@ -21,7 +21,7 @@ from sizing.points import Point
 LATE_S = 5e-3
 """A first token comes to the client up to so much after the other tokens of its iteration."""
 BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-"""Upper ends of the groups of batches that are told apart: kernels change at 16, 64 and 128 in many engines."""
+"""Upper ends of the groups of batches: kernels change at 16, 64 and 128 in many engines."""
 FEWEST = 100
 """Gaps of a group that is shown."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import re
+import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +18,13 @@ from calibration.errors import ServerError
 from calibration.metrics.measurement import measurement
 from calibration.plan import Level
 from calibration.store import Store
-from lab.gpu.home import bring
+from lab.gpu.home import DATA, bring
 from lab.gpu.kept import Kept
 from lab.gpu.page import page
 from lab.gpu.vllm import AGENDA, LLAMA_8B, REHEARSAL, SLOTS, Running, Served, plan_of, write_model
 from lab.gpu.vllm_pack import CUBIN, FATBIN, PTX, blanked, is_left_out
 from sizing.catalog import model
-from sizing.points import read_points
+from sizing.points import read_points, write_points
 from sizing.workload import Lengths
 from tests.calibration.loads import DEPLOYMENT, closed_loop
 from validation.evidence.measured_vllm import ON_GPU, measured, of_table
@@ -120,18 +120,25 @@ def test_points_come_home_as_todays_metrics_take_them_and_requests_with_them(tmp
 
 
 def test_the_page_has_every_part_for_what_was_measured(tmp_path: Path) -> None:
-    out = tmp_path / "page.md"
-    measured = ["h200-vllm-qwen3"]
-    done = CliRunner().invoke(page, [*measured, "--out", str(out)], catch_exceptions=False)
-    assert done.exit_code == 0
-    text = out.read_text()
+    """Of two measurements, here the same one of a single model twice."""
+    name, model = "h200-vllm-qwen3", "Qwen/Qwen3-32B"
+    for copy in ("one", "two"):
+        shutil.copytree(DATA / "gpu" / name, tmp_path / "gpu" / copy)
+        for table, kept in ((f"curves/{name}.csv", f"curves/{copy}.csv"), (f"gpu/{name}/points.csv",) * 2):
+            own = [replace(point, source=f"{copy}; x") for point in read_points(DATA / table) if point.model == model]
+            (tmp_path / "curves").mkdir(exist_ok=True)
+            with (tmp_path / kept.replace(name, copy)).open("w", newline="") as file:
+                write_points(own, file)
+    done = CliRunner().invoke(page, ["one", "two", "--data", str(tmp_path), "--out", str(tmp_path / "page.md")])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "page.md").read_text()
     heads = [line.partition(":")[0] for line in text.splitlines() if line.startswith("#")]
-    own = ["### The card", "### Points", "### The same level again"]
-    each = [head for name in measured for head in (f"## {name}", *own)]
-    assert heads == ["# Measured", *each, *["## Fit"] * 2, "## The planner's answer"]
-    rows = [line.split(" | ") for line in text.splitlines() if re.match(r"\| \d000/", line)]
-    inside = {row[7] for row in rows if len(row) == 10}
-    assert inside == {"yes", "no"}
+    own_heads = ["### The card", "### Points", "### The same level again"]
+    each = [head for copy in ("one", "two") for head in (f"## {copy}", *own_heads)]
+    assert heads == ["# Measured", *each, "## Fit", "## The planner's answer"]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 1000/")]
+    assert {row[7] for row in rows if len(row) == 10} == {"yes", "no"}, "bands, which hold and do not"
+    assert [row for row in rows if row[1] == "17 to 20"], "decode steps"
     assert "| fitted |" in text
     assert "| estimated |" in text
 

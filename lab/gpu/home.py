@@ -32,6 +32,7 @@ from calibration.store.bundle import export_bundle
 from calibration.store.records_file import read_log
 from lab.gpu.kept import DATABASE
 from lab.gpu.steps import decode_steps, write_steps
+from sizing.errors import one_line
 from sizing.files import parse_yaml, written
 from sizing.points import Point, write_points
 
@@ -53,9 +54,12 @@ def home(archive: Path, name: str, data: Path, rehearsal: bool) -> None:
     """Bring ARCHIVE, a measured.tar.gz, into the project's data."""
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
-        with tarfile.open(archive) as file:
-            file.extractall(work, filter="data")
-        facts = json.loads((work / "facts.json").read_text())
+        try:
+            with tarfile.open(archive) as file:
+                file.extractall(work, filter="data")
+            facts = json.loads((work / "facts.json").read_text())
+        except (tarfile.TarError, OSError, ValueError) as error:
+            raise click.UsageError(f"{archive} is no measured.tar.gz: {one_line(str(error))}") from None
         if facts.get("is_small") and not rehearsal:
             raise click.ClickException(f"{archive} was measured with --small: it is a rehearsal and no GPU's")
         click.echo(bring(work, name, data))

@@ -18,7 +18,7 @@ from calibration.errors import ServerError
 from calibration.metrics.measurement import measurement
 from calibration.plan import Level
 from calibration.store import Store
-from lab.gpu.home import DATA, bring
+from lab.gpu.home import DATA, bring, home
 from lab.gpu.kept import Kept
 from lab.gpu.page import page
 from lab.gpu.vllm import AGENDA, LLAMA_8B, REHEARSAL, SLOTS, Running, Served, plan_of, write_model
@@ -141,6 +141,16 @@ def test_the_page_has_every_part_for_what_was_measured(tmp_path: Path) -> None:
     assert [row for row in rows if row[1] == "17 to 20"], "decode steps"
     assert "| fitted |" in text
     assert "| estimated |" in text
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive", gzip.compress(b"no archive inside", mtime=0)], ids=("empty", "text", "gzip")
+)
+def test_what_is_no_archive_of_measurements_is_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
+    (archive := tmp_path / "measured.tar.gz").write_bytes(content)
+    done = CliRunner().invoke(home, [str(archive), "--name", "card", "--data", str(tmp_path / "data")])
+    assert done.exit_code == 2 and f"Error: {archive} is no measured.tar.gz: " in done.output
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_page_of_nothing_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -193,16 +193,18 @@ def _errors(fitted: Fit, name: str) -> str:
 
 def coefficients(fitted: Fit, facts: Mapping[str, Any]) -> str:
     """What a step costs by the law, beside the least that the ceilings of the card allow; of a dense model."""
-    model, found = catalogued(fitted.deployment.model), facts["ceilings"]
-    if model is None or model.kind != "dense" or fitted.deployment.precision != "bf16":
+    model, found, precision = catalogued(fitted.deployment.model), facts["ceilings"], fitted.deployment.precision
+    if model is None or model.kind != "dense" or precision not in WEIGHT_BYTES:
         return ""
-    law, read_per_s, flops = fitted.law, found["copy_bytes_per_s"], found["bf16_flops_per_s"]
+    law, read_per_s = fitted.law, found["copy_bytes_per_s"]
+    computed_s = 2 * model.parameters / found["bf16_flops_per_s"] if precision == "bf16" else None
     sequences, tokens = EXAMPLE
-    weights_s, context_s = 2 * model.parameters / read_per_s, 2 * model.kv_values_per_token / read_per_s
+    weights_s = WEIGHT_BYTES[precision] * model.parameters / read_per_s
+    context_s = KV_BYTES * model.kv_values_per_token / read_per_s
     step_s = law.decode_s(sequences, sequences * tokens)
     rows = [
         ("reading the weights, once a step", law.weights_s + law.overhead_s, weights_s),
-        ("a token computed", law.token_s, 2 * model.parameters / flops),
+        ("a token computed", law.token_s, computed_s),
         ("a sequence that decodes, beside its context", law.sequence_s, None),
         ("a token of context read", law.kv_token_s, context_s),
         (f"a step of {sequences} sequences of {tokens:,} tokens", step_s, weights_s + sequences * tokens * context_s),
@@ -220,7 +222,8 @@ def coefficients(fitted: Fit, facts: Mapping[str, Any]) -> str:
         for name, cost_s, least_s in rows
     ]
     note = (
-        "Least: bytes over the bandwidth of a copy, operations over the rate of a bf16 product; all weights. "
+        "Least: bytes over the bandwidth of a copy, operations over the rate of a bf16 product, which is the one that "
+        "was measured; all weights. "
         "The points tell better what a sequence and its context cost together than each: one may lie below its limit."
     )
     return markdown("what | fitted | least by the ceilings | reached", cells) + f"\n\n{note}"
@@ -232,6 +235,7 @@ def _unit(seconds: float) -> str:
 
 
 UNLIMITED = Sla(Limit("ttft", 95, 1e6))
+WEIGHT_BYTES, KV_BYTES = {"bf16": 2, "fp8": 1}, 2
 EXAMPLE = (128, 1100)
 """Sequences and tokens of context of a step that is reckoned as a whole."""
 UNITS = ((1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))

@@ -70,6 +70,10 @@ class RequestLog:
             error=error, chunk_at_s=self.chunk_at_s[of_rows], chunk_tokens=self.chunk_tokens[of_rows], **rows
         )
 
+    def due_within(self, start_s: float, stop_s: float) -> Mask:
+        """True for the requests that were due from `start_s` on, before `stop_s`."""
+        return np.asarray((self.intended_s >= start_s) & (self.intended_s < stop_s))
+
     @property
     def failed(self) -> Mask:
         """True for the requests with an error."""

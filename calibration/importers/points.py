@@ -395,7 +395,7 @@ def _load(log: RequestLog, offered: Offered) -> tuple[Load, bool]:
     cut = stop_s - start_s >= float(np.median(log.end_s - log.sent_s)) > 0
     if not cut:
         start_s, stop_s = float(log.sent_s.min()), float(np.nextafter(log.end_s.max(), np.inf))
-    issued = int(((log.intended_s >= start_s) & (log.intended_s < stop_s)).sum())
+    issued = int(log.due_within(start_s, stop_s).sum())
     rate_per_s = offered.value if offered.open_loop else None
     return Load(log, start_s, stop_s, issued, "count", offered_per_s=rate_per_s), cut
 

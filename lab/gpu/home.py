@@ -138,7 +138,7 @@ def taken_anew(store: Store, run_id: int) -> Iterator[tuple[Point, Load]]:
         client = ClientHealth(
             int(known["processes"]), known["client_cores"], known["busiest_core"], known["loop_lag_p99_s"]
         )
-        issued = int(((log.intended_s >= start_s) & (log.intended_s < stop_s)).sum())
+        issued = int(log.due_within(start_s, stop_s).sum())
         load = Load(log, start_s, stop_s, issued, "budget", client, known.get("offered_per_s"))
         level = Level(0, was.lengths, was.load_kind, was.load_value, issued)
         point = measurement(load, level, was.deployment, source="", server=found.server, shared_prefix=shared).point
@@ -149,7 +149,7 @@ def _rows(load: Load) -> Iterator[tuple[object, ...]]:
     log = load.log
     columns = (log.sent_s, log.intended_s, log.first_token_s, log.last_token_s)
     times = (np.char.mod("%.4f", column) for column in columns)
-    counted = (log.intended_s >= load.start_s) & (log.intended_s < load.stop_s)
+    counted = log.due_within(load.start_s, load.stop_s)
     lengths = log.isl.tolist(), log.osl.tolist()
     yield from zip(*lengths, *(column.tolist() for column in times), log.tokens, counted.astype(int), strict=True)
 

@@ -54,7 +54,7 @@ random weights spreads its tokens over all experts about evenly, which a trained
 def page(names: Sequence[str], data: Path, out: Path) -> None:
     """Write the page for the measurements called NAMES: of each what was measured, then what follows from all."""
     facts = {name: read_facts(data / "gpu" / name) for name in names}
-    curves = [point for name in names for point in read_points(data / "curves" / f"{name}.csv")]
+    origin = {point: name for name in names for point in read_points(data / "curves" / f"{name}.csv")}
     is_vllm = any("runs" in known for known in facts.values())
     parts = ["# Measured", WITH_VLLM if is_vllm else WHAT_IT_IS]
     measured = 0
@@ -64,10 +64,10 @@ def page(names: Sequence[str], data: Path, out: Path) -> None:
         parts += [f"## {name}", environment(known), table(points), spread(points), engine_alone(known)]
         parts.append(passes(data / "gpu" / name / "passes.csv"))
     steps = [step for name in names for step in read_steps(data / "gpu" / name / "steps.csv")]
-    for deployment, own in by_deployment(curves):
-        known = facts[own[0].source.partition("; ")[0] if is_vllm else names[0]]
-        parts.append(quality(deployment, own, known, [step for step in steps if step.model == deployment.model]))
-    parts.append(answers(curves) if is_vllm else "")
+    for deployment, own in by_deployment(origin):
+        seen = [step for step in steps if (step.model, step.precision) == (deployment.model, deployment.precision)]
+        parts.append(quality(deployment, own, facts[origin[own[0]]], seen))
+    parts.append(answers(list(origin)) if is_vllm else "")
     out.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
     click.echo(f"{measured} points on {out}")
 
@@ -332,7 +332,7 @@ def passes(file: Path) -> str:
     return f"### While serving\n\n{note}\n\n{markdown(head, rows)}" if rows else ""
 
 
-def by_deployment(points: Sequence[Point]) -> list[tuple[Deployment, list[Point]]]:
+def by_deployment(points: Iterable[Point]) -> list[tuple[Deployment, list[Point]]]:
     groups: dict[Deployment, list[Point]] = defaultdict(list)
     for point in points:
         groups[point.deployment].append(point)

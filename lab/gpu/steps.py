@@ -21,7 +21,7 @@ from sizing.points import Point
 LATE_S = 5e-3
 """A first token comes to the client up to so much after the other tokens of its iteration."""
 BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-"""Upper ends of the groups of batches: kernels change at 16, 64 and 128 in many engines."""
+"""Upper ends of the groups of batches: vLLM's kernels for fp8 change at 16, 64 and 128."""
 FEWEST = 100
 """Gaps of a group that is shown."""
 
@@ -31,6 +31,7 @@ class DecodeSteps(NamedTuple):
     of sequences, and the median of their times in seconds."""
 
     model: str
+    precision: str
     isl: float
     osl: float
     above: int
@@ -59,10 +60,10 @@ def decode_gaps(log: RequestLog) -> tuple[Floats, Floats]:
 
 
 def decode_steps(measured: Iterable[tuple[Point, RequestLog]]) -> list[DecodeSteps]:
-    """By model and lengths, the steps of all levels together."""
-    gaps: dict[tuple[str, float, float], list[tuple[Floats, Floats]]] = {}
+    """By model, precision and lengths, the steps of all levels together."""
+    gaps: dict[tuple[str, str, float, float], list[tuple[Floats, Floats]]] = {}
     for point, log in measured:
-        gaps.setdefault((point.model, point.isl, point.osl), []).append(decode_gaps(log))
+        gaps.setdefault((point.model, point.precision, point.isl, point.osl), []).append(decode_gaps(log))
     found = []
     for of, parts in gaps.items():
         sequences, gap_s = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -79,7 +80,7 @@ def write_steps(path: Path, steps: Iterable[DecodeSteps]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(DecodeSteps._fields)
-        writer.writerows((*step[:6], f"{step.sequences:.2f}", f"{step.median_s:.6f}") for step in steps)
+        writer.writerows((*step[:-2], f"{step.sequences:.2f}", f"{step.median_s:.6f}") for step in steps)
 
 
 def read_steps(path: Path) -> list[DecodeSteps]:
@@ -87,7 +88,18 @@ def read_steps(path: Path) -> list[DecodeSteps]:
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        return [
-            DecodeSteps(model, float(isl), float(osl), int(above), int(most), int(tokens), float(mean), float(median_s))
-            for model, isl, osl, above, most, tokens, mean, median_s in list(csv.reader(file))[1:]
-        ]
+        rows = list(csv.reader(file))[1:]
+    return [
+        DecodeSteps(
+            row[0],
+            row[1],
+            float(row[2]),
+            float(row[3]),
+            int(row[4]),
+            int(row[5]),
+            int(row[6]),
+            float(row[7]),
+            float(row[8]),
+        )
+        for row in rows
+    ]

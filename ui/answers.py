@@ -63,7 +63,7 @@ from sizing.fitting.result import CoveredRange
 from sizing.memory_use import Misfit, elsewhere, misfits
 from sizing.numbers import percent, significant
 from sizing.plans import Candidate, Fleet, Plan, Rejection
-from sizing.points import Deployment, Point, read_points
+from sizing.points import Deployment, Point
 from sizing.prediction import Prediction
 from sizing.question import Question
 from sizing.report.build import Cover, refusal_of, report_of, with_goodput
@@ -78,7 +78,6 @@ from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario, example_trace
 from ui.visit import Recorded, remembered, visit
 
-SHIPPED = resource("data/curves")
 ESTIMATES = (resource("data/catalog"), resource("data/laws"))
 """Folders of the data that estimates rest on."""
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -88,7 +87,7 @@ NEW_POINTS_WITHIN_S = 10
 
 def measured_points() -> Available:
     """The points of the store and of the files shipped in data/curves."""
-    return _measured(os.environ.get(DATABASE_VARIABLE, ""), str(SHIPPED))
+    return _measured(os.environ.get(DATABASE_VARIABLE, ""), str(computing.SHIPPED))
 
 
 def read_again() -> None:
@@ -98,13 +97,7 @@ def read_again() -> None:
 
 @st.cache_resource(ttl=NEW_POINTS_WITHIN_S, show_spinner=False)
 def _measured(database: str, folder: str) -> Available:
-    points: list[Point] = []
-    problems: list[str] = []
-    for path in sorted(Path(folder).glob("*.csv")):
-        try:
-            points += read_points(path)
-        except SizingError as error:
-            problems.append(str(error))
+    points, problems = computing.shipped_points(folder)
     try:
         points += Store(database or None).points()
     except CalibrationError as error:

@@ -24,8 +24,12 @@ WITHIN_S = 4.0
 HOLDS_FOR_S = 2.0
 """Cache lifetime of a verdict, so that probes query the store at most once per interval."""
 SAID_AFTER_S = 4.0
-"""A first answer takes about two seconds of a core if the simulator is already compiled, else half a minute."""
-GETTING_READY = "Getting ready. After an install or an update the simulator is compiled, which takes half a minute."
+"""A first answer takes some seconds of a core, as the shipped points are fitted, and half a minute more where the
+simulator is yet to be compiled."""
+GETTING_READY = (
+    "Getting ready: the measured points are fitted. After an install or an update the simulator is compiled first, "
+    "which takes half a minute."
+)
 Verdict = dict[str, str]
 _first_is_given = threading.Event()
 _first_is_given.set()

@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing.points import Point
-from ui import answers, link
+from ui import computing, link
 from ui.charts.base import Chart, Unchecked
 from ui.scenario import Scenario
 
@@ -55,7 +55,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     by that name is too. The store is made by whoever opens it first."""
     url = f"sqlite:///{tmp_path / 'calibration.db'}"
     monkeypatch.setenv(DATABASE_VARIABLE, url)
-    monkeypatch.setattr(answers, "SHIPPED", tmp_path)
+    monkeypatch.setattr(computing, "SHIPPED", tmp_path)
     return url
 
 

@@ -17,9 +17,13 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing import catalog, planner
-from sizing.errors import CatalogueError, ScenarioError
+from sizing.budget import within
+from sizing.candidates import law_of
+from sizing.errors import CatalogueError, ScenarioError, TimeLimitReached
+from sizing.files import resource
 from ui import computing, health
 from ui.health import Health
+from ui.scenario import Scenario
 
 WELL = {"planner": "ok", "catalogue": "ok", "store": "ok"}
 
@@ -99,6 +103,31 @@ def test_the_first_question_is_really_answered(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(planner, "plan", refuse)
     assert computing.first_answer() == "no answer"
+
+
+@pytest.fixture
+def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The points that are shipped, none of them fitted yet."""
+    monkeypatch.setattr(computing, "SHIPPED", resource("data/curves"))
+    law_of.cache_clear()
+
+
+@pytest.mark.usefixtures("shipped")
+def test_the_first_visitor_waits_for_no_fit() -> None:
+    """The opening question rests on shipped points, to which the server has fitted the law by then."""
+    assert computing.first_answer() == "ok"
+    fitted = law_of.cache_info().misses
+    have = computing.Available(tuple(computing.shipped_points(computing.SHIPPED)[0]), "shipped")
+    found, _ = computing.found_for(Scenario().question, Scenario().choice, have)
+    assert any(one.basis == "fitted" for one in found)
+    assert law_of.cache_info().misses == fitted > 0
+
+
+@pytest.mark.usefixtures("shipped")
+def test_a_first_answer_beyond_its_time_is_asked_again_with_more() -> None:
+    """The slow lane has it, for which a question without answer would be none."""
+    with pytest.raises(TimeLimitReached), within(0.05):
+        computing.first_answer()
 
 
 def test_a_slow_first_answer_is_announced_and_its_end_too(

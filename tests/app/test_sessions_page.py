@@ -18,7 +18,7 @@ from sizing.text import sentence, sessions_lines
 from sizing.workload import Limit
 from tests.app.conftest import ONE, ROOT, open_query, query_of, text_of
 from tests.sizing.test_session_plan import ShorterRuns
-from ui import answers, link
+from ui import answers, computing, link
 from ui.charts.base import DARK, LIGHT
 from ui.charts.traced import hit_rate_over_load, later_ttft_over_load
 from ui.scenario import CHATS, PRESETS, TASKS
@@ -66,7 +66,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppTest]:
     folder = tmp_path_factory.mktemp("few")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(DATABASE_VARIABLE, f"sqlite:///{folder / 'calibration.db'}")
-        patch.setattr(answers, "SHIPPED", folder)
+        patch.setattr(computing, "SHIPPED", folder)
         yield open_query({**link.to_query(ONE), **FEW})
 
 

@@ -26,7 +26,7 @@ from sizing.text import sentence, trace_lines
 from sizing.trace import HOUR_S, Trace, dispersion, hours
 from sizing.workload import Limit, Sla
 from tests.app.conftest import ONE, open_query, query_of, text_of
-from ui import answers, link
+from ui import answers, computing, link
 from ui.charts.base import LIGHT
 from ui.charts.traced import MOST_POINTS, gpus_by_hour, lengths_of_requests, limit_by_hour, requests_over_time
 from ui.scenario import DAYS, example_trace
@@ -89,7 +89,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> AppTest:
     folder = tmp_path_factory.mktemp("answered")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(DATABASE_VARIABLE, f"sqlite:///{folder / 'calibration.db'}")
-        patch.setattr(answers, "SHIPPED", folder)
+        patch.setattr(computing, "SHIPPED", folder)
         return uploaded(open_query({**link.to_query(ONE), **TO_TRACE}))
 
 

@@ -22,7 +22,9 @@ CautionKind = Literal[  # noqa: RUF041 - grouped by where they come from
     Literal["saturation_disputed", "methods_differ"],  # of both, where they contradict each other
     Literal["beyond_measured", "near_floor", "front_end", "diluted"],  # of a fleet
     Literal["poor_fit", "distrusted_point"],  # of a fit
-    Literal["fitted_kv_tokens", "fitted_slots", "fitted_budget", "fitted_lookahead", "fitted_unread"],
+    Literal[
+        "fitted_kv_tokens", "estimated_kv_tokens", "fitted_slots", "fitted_budget", "fitted_lookahead", "fitted_unread"
+    ],
     Literal["lockstep", "one_level", "few_points", "one_isl", "unmeasured_isl"],  # of the points that it is made to
     Literal["no_timings", "scaled_law", "other_engine", "moe_on_blackwell", "rough_timings"],  # of an estimate
 ]

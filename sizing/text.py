@@ -869,6 +869,10 @@ CAUTIONS: dict[CautionKind, str] = {
         "fewer sequences ran at once than there were users: fitted with a KV cache of about {kv_tokens:,} tokens; give "
         "its size if you know it"
     ),
+    "estimated_kv_tokens": (
+        "the points do not tell the size of the KV cache: it is estimated to hold {kv_tokens:,} tokens; give it if you "
+        "know it"
+    ),
     "fitted_slots": (
         "fewer sequences ran at once than there were users, and the KV cache had room for more: fitted with at most "
         "{max_batch_size:,} at once; give max_batch_size of the points if you know it"

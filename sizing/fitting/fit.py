@@ -99,6 +99,8 @@ NEAR_A_BUDGET = 0.05
 NEAR_KERNELS, FROM_SHAPE = 0.03, 0.09
 """Errors of the law per unit of ln(ISL) and ln(OSL) from measured lengths: see `_elsewhere`."""
 UNLIMITED_KV_TOKENS = Batching().kv_tokens
+NEARLY_FULL = 0.9
+"""Share of an estimated KV cache above which a server that shows no limit of it casts doubt on the estimate."""
 BENDS_OF_ESTIMATE = 3.5
 """Size of the bends that one level leaves open, as a share of what is thought possible (see `BentLaw`), for each unit
 of the relative error of the estimate that it scales."""
@@ -131,7 +133,7 @@ def fit(
     `lookahead_steps` from the caller, else from what is known of the engine, or 0 where that explains the points
     better. `protocol`: how the points were measured; where it says nothing of the start, what the points say counts if
     they agree. A KV cache of unknown size is fitted where it seems to limit the
-    batch.
+    batch; else it is as large as estimated, unless the points held that much already.
     Points of one load level scale the law that they lean on, and say nothing of its shape.
     Raises FitError without points to fit, with several deployments, or with one load level and no law to scale.
     """
@@ -154,6 +156,8 @@ def fit(
         if kv_tokens is None and one_level and told is not None:
             kv_tokens = _kv_tokens(told, chosen)
     rules = _candidates(chosen, batching, kv_tokens, token_budget, lookahead_steps)
+    if kv_tokens is None and batching is None and told is not None:
+        rules = _within_memory(rules, told, chosen)
     shares = unread_shares(chosen[0].model)
     kv_known = kv_tokens is not None or (batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS)
     if told is not None and prior is not None and shares is not None and shares[0] > 0 and not one_level:
@@ -176,7 +180,20 @@ def _kv_tokens(told: DayZero, points: Sequence[Point]) -> int | None:
     """The KV cache where one level shows no limit of it: as estimated, and what was seen to decode at once fits."""
     if told.kv_tokens is None:
         return None
-    return max(told.kv_tokens, *(math.ceil(decoding(point) * (point.isl + point.osl)) for point in points))
+    return max(told.kv_tokens, _held_tokens(points))
+
+
+def _within_memory(rules: Sequence[Batching], told: DayZero, points: Sequence[Point]) -> tuple[Batching, ...]:
+    """The rules with the KV cache that is estimated, which more users than were measured may fill: without a limit the
+    law would promise them more than memory holds. A server that held more already, or nearly, has another."""
+    if told.kv_tokens is None or _held_tokens(points) > NEARLY_FULL * told.kv_tokens:
+        return tuple(rules)
+    return tuple(replace(rule, kv_tokens=told.kv_tokens) for rule in rules)
+
+
+def _held_tokens(points: Sequence[Point]) -> int:
+    """The most tokens that sequences held while they decoded, if all were about to end."""
+    return max(math.ceil(decoding(point) * (point.isl + point.osl)) for point in points)
 
 
 def _from_data_sheet(points: Sequence[Point]) -> DayZero:
@@ -441,7 +458,10 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
     yield from (distrust.caution for distrust in distrusted)
     if "kv_tokens" in best.parameters.names:
         yield Caution("fitted_kv_tokens", {"kv_tokens": best.replica.batching.kv_tokens})
-    slots, memory = best.replica.batching.max_batch_size, best.replica.batching.kv_tokens
+    elif not known.kv_known and best.replica.batching.kv_tokens != UNLIMITED_KV_TOKENS:
+        yield Caution("estimated_kv_tokens", {"kv_tokens": best.replica.batching.kv_tokens})
+    slots = best.replica.batching.max_batch_size
+    memory = best.replica.batching.kv_tokens if known.kv_known else UNLIMITED_KV_TOKENS
     if "kv_tokens" not in best.parameters.names and slots in _limits_seen(points, memory):
         yield Caution("fitted_slots", {"max_batch_size": slots})
     if (budget := best.replica.batching.token_budget) in [rule.token_budget for rule in known.seen]:

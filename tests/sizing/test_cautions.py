@@ -22,6 +22,7 @@ def test_every_kind_has_words_and_no_words_are_left_over() -> None:
         (Caution("lost_requests", {"share": 0.0625}), "6.2 % of the requests"),
         (Caution("not_modelled", {"settings": ("cancel", "roughness")}), "clients that give up and padding"),
         (Caution("fitted_kv_tokens", {"kv_tokens": 26_000}), "about 26,000 tokens"),
+        (Caution("estimated_kv_tokens", {"kv_tokens": 26_000}), "estimated to hold 26,000 tokens"),
         (Caution("fitted_slots", {"max_batch_size": 1024}), "at most 1,024 at once"),
         (Caution("fitted_budget", {"token_budget": 1024}), "1,024 tokens went through an iteration"),
         (Caution("fitted_lookahead", {"engine": "vllm"}), "vllm fixes iterations ahead by its defaults"),

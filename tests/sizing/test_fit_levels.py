@@ -13,7 +13,7 @@ import pytest
 
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import FitError
-from sizing.estimate import token_share
+from sizing.estimate import prior_law, token_share
 from sizing.fitting import UNTOLD, Fit, Protocol, ServedTrace, fit, fit_trace, search
 from sizing.fitting.levels import Observed, point_runs, trace_points, trace_run
 from sizing.fitting.search import outliers
@@ -112,6 +112,27 @@ def test_a_kv_cache_that_the_server_tells_is_not_searched() -> None:
     assert "kv_tokens" not in found.extra
     assert not {warning.kind for warning in found.warnings} & {"fitted_kv_tokens", "fitted_slots"}
     assert fit(told, protocol=Protocol("ramp"), kv_tokens=20_000).batching.kv_tokens == 20_000  # who asks knows better
+
+
+def test_a_kv_cache_that_no_level_fills_is_as_large_as_estimated() -> None:
+    """Else the law would promise more users what memory does not hold; a server that held more has another cache."""
+    real = {"model": "Qwen/Qwen3-32B", "precision": "fp8", "gpu": "h100_sxm"}
+    levels = [
+        dataclasses.replace(point, **real) for point in measure(Replica(GPU), [Lengths(2000, 500)], (1, 8, 64, 200))
+    ]
+    estimated = prior_law(levels[0].deployment, levels[0].lengths).kv_tokens  # type: ignore[union-attr]
+    assert estimated is not None and 64 * 2500 < 0.9 * estimated < 150 * 2500
+    found = fit(levels[:3], protocol=Protocol("ramp"))
+    assert found.batching.kv_tokens == estimated
+    assert "estimated_kv_tokens" in [each.kind for each in found.warnings]
+    crowd = dataclasses.replace(levels[2], load_value=1000.0, ttft_mean_s=None, itl_mean_s=None)
+    per_s, ttft_s, _ = found.means([crowd])[0, :3]
+    assert (
+        1000 - per_s * ttft_s <= 1.05 * estimated / 2000
+    )  # those that do not wait hold their prompts, by Little's law
+    more = fit(levels, protocol=Protocol("ramp"))
+    assert more.batching.kv_tokens == Batching().kv_tokens
+    assert "estimated_kv_tokens" not in [each.kind for each in more.warnings]
 
 
 @pytest.mark.parametrize("slots", (32, 100))

@@ -870,8 +870,8 @@ CAUTIONS: dict[CautionKind, str] = {
         "its size if you know it"
     ),
     "estimated_kv_tokens": (
-        "the points do not tell the size of the KV cache: it is estimated to hold {kv_tokens:,} tokens; give it if you "
-        "know it"
+        "the points do not tell the size of the KV cache: it is estimated to hold {kv_tokens:,} tokens; give kv_tokens "
+        "of the points if you know it"
     ),
     "fitted_slots": (
         "fewer sequences ran at once than there were users, and the KV cache had room for more: fitted with at most "

@@ -29,6 +29,7 @@ from sizing.workload import Lengths
 from ui.scenario import Scenario
 
 SHIPPED = resource("data/curves")
+"""Folder of the points that come with the program."""
 LOOK_EVERY_S = 0.25
 """Between two looks whether the visitor still waits, while another process computes."""
 

@@ -132,8 +132,8 @@ def fit(
     batch limit taken from the points, `kv_tokens` from the caller or else the points, `token_budget` from the caller,
     `lookahead_steps` from the caller, else from what is known of the engine, or 0 where that explains the points
     better. `protocol`: how the points were measured; where it says nothing of the start, what the points say counts if
-    they agree. A KV cache of unknown size is fitted where it seems to limit the
-    batch; else it is as large as estimated, unless the points held that much already.
+    they agree. A KV cache of unknown size is fitted where it seems to limit the batch; else it is as large as
+    estimated, unless the points held that much already.
     Points of one load level scale the law that they lean on, and say nothing of its shape.
     Raises FitError without points to fit, with several deployments, or with one load level and no law to scale.
     """

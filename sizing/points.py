@@ -138,7 +138,7 @@ class Point:
     @property
     def computed_tokens(self) -> float:
         """Prompt tokens that a mean request computes: those not found in the cache."""
-        return self.isl - self.prefix.hit_rate * min(self.prefix.tokens, self.isl - 1)
+        return self.isl - self.prefix.found_tokens(self.isl, self.isl_cv)
 
     @property
     def series(self) -> Series:

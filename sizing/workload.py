@@ -517,6 +517,21 @@ class Prefix:
                 f"prefix: tokens must be 0 or more and hit_rate from 0 to 1, got {self.tokens} and {self.hit_rate:g}"
             )
 
+    def found_tokens(self, isl: float, isl_cv: float = 0.0) -> float:
+        """Mean tokens found in a prompt of a lognormal law: shorter ones hold less than the prefix, and the last token
+        of a prompt is always computed.
+
+        >>> Prefix(800, 1.0).found_tokens(1000), round(Prefix(800, 1.0).found_tokens(1000, 0.3))
+        (800.0, 766)
+        """
+        most = self.tokens + 1.0
+        if not isl_cv:
+            return self.hit_rate * (min(isl, most) - 1)
+        sigma = math.sqrt(math.log1p(isl_cv**2))
+        far = math.log(most / isl) / sigma  # mean of the shorter prompts, then of those that hold all of it
+        shorter, longer = isl * _normal(far - sigma / 2), most * _normal(-far - sigma / 2)
+        return self.hit_rate * (shorter + longer - 1)
+
     def held_tokens(self, requests: float, block_tokens: int = 1) -> float:
         """Mean KV tokens, in whole blocks, of the copy that so many requests of a replica share: it is held while one
         of them has found it."""
@@ -533,6 +548,11 @@ class Prefix:
         """After lengths, in words: ``, 512 shared (90 % cached)``; empty where nothing is found."""
         found = self.tokens * self.hit_rate
         return f", {self.tokens:,} shared ({self.hit_rate:.0%} cached)".replace("%", " %") if found else ""
+
+
+def _normal(deviate: float) -> float:
+    """The chance that a standard normal variable is below `deviate`."""
+    return 0.5 * math.erfc(-deviate / math.sqrt(2))
 
 
 TurnLaw = Literal["geometric", "fixed"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
+from scipy.special import ndtri
 
 from calibration.errors import CalibrationError, FileError
 from calibration.importers.reading import ArrivalsName, KnownFacts, Offered, clean, first_fault
@@ -22,7 +23,7 @@ from calibration.plan import Level
 from calibration.records import Ints, Load, Measurement, RequestLog
 from sizing.numbers import Floats
 from sizing.points import Point, Verdict
-from sizing.workload import Lengths
+from sizing.workload import Lengths, lognormal_tokens
 
 # --- A point from a file's summary of a whole run: the tool's own figures, where single requests are unknown
 #
@@ -37,6 +38,8 @@ TOKENS_PER_CHUNK = 1.05
 PREFIX_FOUND = "prefix_tokens_found_mean"
 HEALTH_UNKNOWN = "client's health unknown: how busy the load generator was is not in the file"
 WHOLE_RUN = "rates are of the whole run, its start and drain included"
+OF_PROMPTS = ndtri((np.arange(200) + 0.5) / 200)
+"""Standard normal deviates of prompts of which only mean and spread are known."""
 _POINTS = TypeAdapter(Point)
 
 
@@ -133,6 +136,7 @@ def measurement_of_summary(summary: ImportedSummary, known: KnownFacts, name: st
 def _columns(summary: ImportedSummary, known: KnownFacts, name: str) -> dict[str, object]:
     load = known.load(summary.load, name, arrivals=summary.usual_arrivals)
     isl, osl = known.lengths(summary.isl, summary.osl, name)
+    prompts = lognormal_tokens(isl, summary.isl_cv, OF_PROMPTS).astype(np.int64)
     return {
         "isl": isl,
         "osl": osl,
@@ -148,7 +152,7 @@ def _columns(summary: ImportedSummary, known: KnownFacts, name: str) -> dict[str
         "measured_at": summary.measured_at,
         "notes": "; ".join([*summary.notes, *_remarks_on_summary(summary, load, osl)]),
         "verdict": summary.verdict or _verdict(summary, load),
-        **metrics.prefix_columns(isl, summary.shared_prefix, summary.server),
+        **metrics.prefix_columns(prompts, summary.shared_prefix, summary.server),
     }
 
 

@@ -31,6 +31,7 @@ from calibration.plan import Level
 from calibration.records import Load, Measurement
 from sizing.numbers import Floats
 from sizing.points import Deployment, Point, Start
+from sizing.workload import Tokens
 
 Mask = NDArray[np.bool_]
 
@@ -280,7 +281,7 @@ def measurement(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         notes="; ".join([*notes, *reasons, *remarks(load, level, seen, known)]),
         verdict=verdict,
-        **prefix_columns(level.lengths.isl, shared_prefix, server or {}),
+        **prefix_columns(seen.log.isl, shared_prefix, server or {}, seen.weight),
         kv_tokens=_whole((server or {}).get("kv_cache_tokens")),
         protocol=protocol,
     )
@@ -293,25 +294,37 @@ def _whole(value: float | None) -> int | None:
 
 CACHE_BLOCK = 16
 """Tokens of a KV cache block: shorter stretches are not found, and what is found beyond the plan is told in blocks."""
+ALL_FOUND = 0.98
+"""Share of what can be found from which on all of it counts as found: prompts at the edges of the window are counted by
+the server and not here, or the other way round."""
 
 
-def prefix_columns(isl: float, shared_prefix: int, server: Mapping[str, float]) -> dict[str, Any]:
+def prefix_columns(
+    isl: Tokens, shared_prefix: int, server: Mapping[str, float], weight: Floats | None = None
+) -> dict[str, Any]:
     """`prefix_tokens` and `prefix_hit` of a point; empty where no prompt has anything in common with another.
 
-    The server's counters tell the mean tokens found in a prompt (``prefix_tokens_found_mean``), or their share of all
-    prompt tokens (``prefix_tokens_found_share``). By plan all prompts share `shared_prefix` tokens: found so often as
-    explains the mean. More than these, or than none, are found where prompts came before: then as many as were found on
-    average count as shared by all. Without counters it is not known how often a prefix was found.
+    `isl`, shape (n,): tokens of its prompts, each of a `weight`. The server's counters tell the share of all prompt
+    tokens that was found (``prefix_tokens_found_share``), or else the mean found in a prompt
+    (``prefix_tokens_found_mean``), which is off where more prompts were admitted than requests finished. By plan all
+    prompts share `shared_prefix` tokens: found so often as explains it, of what can be found: prompts shorter than the
+    prefix hold less of it, of every prompt the last token is computed, and caches find whole blocks. More than these,
+    or than none, are found where prompts came before: then as many as were found on average count as shared by all.
+    Without counters it is not known how often a prefix was found.
     """
+    mean = float(np.average(isl, weights=weight))
     share = server.get("prefix_tokens_found_share")
-    found = server.get("prefix_tokens_found_mean", None if share is None else share * isl)
+    found = server.get("prefix_tokens_found_mean") if share is None else share * mean
     if found is None:
         return {"prefix_tokens": shared_prefix} if shared_prefix else {}
     if shared_prefix and found <= shared_prefix + CACHE_BLOCK:
-        return {"prefix_tokens": shared_prefix, "prefix_hit": min(found / shared_prefix, 1.0)}
+        whole_blocks = np.minimum(shared_prefix, isl - 1) // CACHE_BLOCK * CACHE_BLOCK
+        most = float(np.average(whole_blocks, weights=weight))
+        hit = found / most if most else 0.0
+        return {"prefix_tokens": shared_prefix, "prefix_hit": hit if hit < ALL_FOUND else 1.0}
     if found < CACHE_BLOCK:
         return {}
-    return {"prefix_tokens": min(CACHE_BLOCK * round(found / CACHE_BLOCK), isl), "prefix_hit": 1.0}
+    return {"prefix_tokens": min(CACHE_BLOCK * round(found / CACHE_BLOCK), mean), "prefix_hit": 1.0}
 
 
 def _rates(load: Load, level: Level, seen: Sample) -> dict[str, Any]:

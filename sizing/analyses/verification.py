@@ -279,7 +279,8 @@ def measurements(
     warm = math.ceil(WARM_E2ES * workload.rate_per_s * e2e_s)
     drawn = warm + wanted + 1 if sent is None else len(sent.arrival_s)
     number = min(most, max(FEWEST, REQUESTS // drawn))
-    if sent is not None and sent.isl is not None and not workload.prefix.hit_rate and replica.speculation is None:
+    found_by_chance = 0 < workload.prefix.hit_rate < 1
+    if sent is not None and sent.isl is not None and not found_by_chance and replica.speculation is None:
         number = 1
     found = []
     for seed in range(number):

@@ -140,19 +140,37 @@ def test_the_fit_finds_the_law_behind_repeated_prompts() -> None:
     ("isl", "planned", "server", "columns"),
     [
         (1000, 0, {}, {}),
-        (1000, 600, {}, {"prefix_tokens": 600}),  # how often it was found is not known
-        (1000, 600, {"prefix_tokens_found_mean": 450.0}, {"prefix_tokens": 600, "prefix_hit": 0.75}),
-        (1000, 600, {"prefix_tokens_found_share": 0.3}, {"prefix_tokens": 600, "prefix_hit": 0.5}),
-        (1000, 600, {"prefix_tokens_found_mean": 608.0}, {"prefix_tokens": 600, "prefix_hit": 1.0}),
+        (1000, 608, {}, {"prefix_tokens": 608}),  # how often it was found is not known
+        (1000, 608, {"prefix_tokens_found_mean": 456.0}, {"prefix_tokens": 608, "prefix_hit": 0.75}),
+        (1000, 608, {"prefix_tokens_found_share": 0.304}, {"prefix_tokens": 608, "prefix_hit": 0.5}),
+        (1000, 608, {"prefix_tokens_found_mean": 616.0}, {"prefix_tokens": 608, "prefix_hit": 1.0}),
+        (1000, 600, {"prefix_tokens_found_mean": 592.0}, {"prefix_tokens": 600, "prefix_hit": 1.0}),  # whole blocks
+        (600, 600, {"prefix_tokens_found_mean": 592.0}, {"prefix_tokens": 600, "prefix_hit": 1.0}),  # but the last
+        (1000, 608, {"prefix_tokens_found_mean": 600.0}, {"prefix_tokens": 608, "prefix_hit": 1.0}),  # window's edges
+        # a queue grew: 20 % more prompts were admitted than requests finished
+        (
+            1000,
+            608,
+            {"prefix_tokens_found_share": 0.304, "prefix_tokens_found_mean": 365.0},
+            {"prefix_tokens": 608, "prefix_hit": 0.5},
+        ),
         (1000, 0, {"prefix_tokens_found_mean": 3.0}, {}),  # less than a block: chance
         (591, 0, {"prefix_tokens_found_mean": 583.0}, {"prefix_tokens": 576, "prefix_hit": 1.0}),  # prompts repeat
         (1000, 100, {"prefix_tokens_found_mean": 900.0}, {"prefix_tokens": 896, "prefix_hit": 1.0}),
     ],
 )
 def test_a_calibration_tells_what_it_planned_and_the_server_counted(
-    isl: float, planned: int, server: dict[str, float], columns: dict[str, float]
+    isl: int, planned: int, server: dict[str, float], columns: dict[str, float]
 ) -> None:
-    assert prefix_columns(isl, planned, server) == columns
+    assert prefix_columns(np.full(3, isl), planned, server) == columns
+
+
+def test_prompts_shorter_than_the_prefix_are_no_misses() -> None:
+    """A prompt of 401 tokens holds 400 of the 800; the mean by weight is 600 where all find all."""
+    prompts, weight = np.array([2000, 401]), np.array([0.5, 0.5])
+    for found, hit in ((600.0, 1.0), (300.0, 0.5)):
+        columns = prefix_columns(prompts, 800, {"prefix_tokens_found_mean": found}, weight)
+        assert columns == {"prefix_tokens": 800, "prefix_hit": pytest.approx(hit)}
 
 
 def page(at_s: float, text: str) -> Any:

@@ -69,14 +69,14 @@ def test_spread_of_lengths_becomes_their_coefficient_of_variation() -> None:
 @pytest.mark.parametrize(
     ("prefix", "found", "columns"),
     [
-        ({"shared_system_length": 120}, 90.0, (120, 0.75)),
+        ({"shared_system_length": 128}, 96.0, (128, pytest.approx(0.75, rel=0.02))),  # few prompts are shorter
         ({"pool_size": 4, "length": 100}, None, (100, None)),
         (None, 64.5, (64, 1.0)),
         (None, None, (None, None)),
     ],
 )
 def test_the_prefix_of_aiperf_is_that_of_its_plan_found_as_often_as_the_usage_says(
-    prefix: dict[str, int] | None, found: float | None, columns: tuple[float | None, float | None], tmp_path: Path
+    prefix: dict[str, int] | None, found: float | None, columns: tuple[float | None, Any], tmp_path: Path
 ) -> None:
     document = json.loads((FILES / "aiperf.json").read_text())
     document["input_config"]["datasets"] = [{"name": "main", **({"prefix_prompts": prefix} if prefix else {})}]

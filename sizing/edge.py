@@ -94,10 +94,10 @@ class LoadResponse:
         low, width = float(rates[above - 1]), math.log(rates[above] / rates[above - 1])
         slopes = np.diff(excess) / np.diff(np.log(rates))
         jumps = excess[above] - excess[above - 1] > CLIFF
-        before = slopes[max(above - 2, 0) : above] if above > 1 or not jumps else [LEVEL]  # of a jump alone: unknown
+        before, after = slopes[max(above - 2, 0) : above], slopes[above - 1 : above + 1]
         off = [
-            abs(excess[above - 1] - level) / max(min(before), LEVEL),
-            abs(excess[above] - level) / max(slopes[above - 1 : above + 1].min(), LEVEL),
+            abs(excess[end] - level) / max(LEVEL if jumps and len(beside) < 2 else min(beside), LEVEL)  # a jump: unknown
+            for end, beside in ((above - 1, before), (above, after))
         ]
         if width <= 2 * within / (AT_CLIFFS if jumps else 1) or min(off) <= within:
             return None
@@ -327,6 +327,9 @@ MOST_ASKED = 9
 """Loads that are asked for at most for one level."""
 REQUESTS = 240_000
 """Requests of a run that decides; the Monte-Carlo error of a capacity is then 0.5-1 %."""
+FINER, WORTH = 4, 0.03
+"""Times as many requests where the doubt of a run costs more than this of the rate (log): percentiles that hardly rise
+with the load. A planner would pay for the doubt with replicas; the longer runs leave half of it."""
 BALANCED_REQUESTS = 160_000
 HERDING_REQUESTS = 800_000
 HERDING_RUNS = 3
@@ -472,14 +475,33 @@ def _searched_per_s(replica: Replica, setting: Setting) -> float:
         if upper_excess(idle, setting.sla) > 0:
             raise _missed(idle, setting.sla)
 
+    doubts: dict[float, tuple[float, float]] = {}
+
     def excess(rate_per_s: float, requests: int) -> float:
-        return upper_excess(run_at(replica, setting, rate_per_s, requests), setting.sla)
+        run = run_at(replica, setting, rate_per_s, requests)
+        over = upper_excess(run, setting.sla)
+        doubts[rate_per_s] = over, over - upper_excess(run, setting.sla, 0.0)
+        return over
 
     ceiling_per_s = MOST_SHARE * stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
     found = edge_rate(excess, response, guess_per_s, ceiling_per_s, requests)
+    lost = lost_to_doubt(found, doubts)
+    if lost > WORTH and not setting.herds:
+        found = edge_rate(excess, response, found * math.exp(lost / 2), ceiling_per_s, FINER * requests) or found
     if found == 0:
         raise _missed(run_at(replica, setting, IDLE * guess_per_s, requests), setting.sla)
     return found
+
+
+def lost_to_doubt(found_per_s: float, doubts: Mapping[float, tuple[float, float]]) -> float:
+    """Log of the rate that a search found lower because its runs leave doubt: `doubts`, by rate, the excess of a run
+    and by how much it is higher than without. By the line through the two runs nearest; 0 where they tell no slope."""
+    near = sorted(doubts, key=lambda rate_per_s: abs(rate_per_s - found_per_s))[:2]
+    if found_per_s == 0 or len(near) < 2:
+        return 0.0
+    (over, doubt), (other, _) = (doubts[rate_per_s] for rate_per_s in near)
+    slope = (other - over) / math.log(near[1] / near[0])
+    return doubt / slope if slope > 0 and max(over, other) < FAR else 0.0
 
 
 def _missed(idle: Simulated, sla: Sla) -> SlaMissed:

@@ -24,6 +24,7 @@ from sizing.edge import (
     analytic_capacity_per_s,
     edge_rate,
     log_excess,
+    lost_to_doubt,
     predict_at,
     scaled_capacities,
     upper_excess,
@@ -95,6 +96,34 @@ def test_an_edge_far_behind_a_flat_stretch_is_found_in_time(root: float) -> None
     found = edge_rate(excess, response(1.0, 1.0), 1.0, 100.0, 1000)
     assert 0.9 * root <= found <= root * (1 + 1e-9)
     assert len(asked) <= 16
+
+
+@given(
+    root=st.floats(0.1, 10),
+    slope=st.floats(0.1, 5),
+    doubt=st.floats(0, 1),
+    near=st.lists(st.floats(-0.3, 0.3), min_size=2, max_size=5, unique_by=lambda log: round(log, 3)),
+)
+def test_a_doubt_costs_what_the_slope_makes_of_it(root: float, slope: float, doubt: float, near: list[float]) -> None:
+    """On a straight line: `doubt` more excess is as much as `doubt / slope` less of the rate. One run has no slope."""
+    runs = {root * math.exp(log): (slope * log, doubt) for log in near}
+    assert lost_to_doubt(root, runs) == pytest.approx(doubt / slope, rel=1e-6, abs=1e-9)
+    assert lost_to_doubt(root, dict(list(runs.items())[:1])) == lost_to_doubt(0.0, runs) == 0
+
+
+def test_the_doubt_of_a_flat_percentile_is_not_paid_in_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """p99 TTFT of long prompts that vary hardly rises with the load up to a quarter of what can be carried: runs of the
+    usual length leave a tenth of the rate in doubt. What is found is nearer the edge, and other random numbers keep the
+    limits there too."""
+    server = Replica(LAW, Batching("chunked", token_budget=2048))
+    sla = Sla(Limit("ttft", 99, 0.150), Limit("itl", 99, 0.020))
+    setting = Setting(Workload(Lengths(2000, 256, 0.5, 0.5), 1.0), sla, "random")
+    found = BY_SIMULATION.capacity_per_s(server, setting)
+    monkeypatch.setattr("sizing.edge.WORTH", math.inf)
+    usual = BY_SIMULATION.capacity_per_s(Replica(LAW.scaled(1 + 1e-9), server.batching), setting)  # nothing remembered
+    other = simulate(server, setting.at(found), requests=1_000_000, seed=1)
+    assert found > 1.03 * usual
+    assert other.meets(sla)
 
 
 def test_an_excess_that_never_ends_gives_no_rate() -> None:
@@ -185,6 +214,7 @@ def test_the_edge_of_a_server_that_drops_who_waits_too_long() -> None:
 
 @given(root=st.floats(0.02, 0.98), rise=st.floats(0.5, 5), far=st.floats(-2, -0.01))
 @example(root=0.25, rise=4.0, far=-0.015625)  # idle within 2 % of the limit
+@example(root=0.5, rise=0.5, far=-0.484375)  # just over the limit beyond it, and nothing known further up
 def test_a_cliff_of_the_formula_is_found_in_few_predictions(root: float, rise: float, far: float) -> None:
     """The excess jumps at `root`, of a stable rate of 1, from `far` below the limit."""
     known = {rate: far if rate <= root else far + rise for rate in (IDLE, *FIRST)}

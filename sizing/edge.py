@@ -96,7 +96,8 @@ class LoadResponse:
         jumps = excess[above] - excess[above - 1] > CLIFF
         before, after = slopes[max(above - 2, 0) : above], slopes[above - 1 : above + 1]
         off = [
-            abs(excess[end] - level) / max(LEVEL if jumps and len(beside) < 2 else min(beside), LEVEL)  # a jump: unknown
+            abs(excess[end] - level)
+            / max(LEVEL if jumps and len(beside) < 2 else min(beside), LEVEL)  # a jump: unknown
             for end, beside in ((above - 1, before), (above, after))
         ]
         if width <= 2 * within / (AT_CLIFFS if jumps else 1) or min(off) <= within:

@@ -167,7 +167,7 @@ def _sized(question: Question, candidate: Candidate, method: Method) -> Fleet | 
     working, predicted = settle(question, candidate, method, working)
     if not predicted.meets(question.sla):
         return jump_rejection(question, candidate, working, predicted)
-    low, high = capacity_band(candidate, question.setting(working))
+    working_low, working_high = working_band(question, candidate, working, capacity_per_s)
     fleet = Fleet(
         candidate=candidate,
         working=working,
@@ -177,8 +177,8 @@ def _sized(question: Question, candidate: Candidate, method: Method) -> Fleet | 
         requests_per_s_per_replica=capacity_per_s * (1 - question.headroom),
         predicted=predicted,
         binding=predicted.binding(question.sla),
-        working_low=question.replicas_at(capacity_per_s * high),
-        working_high=question.replicas_at(capacity_per_s * low) if low > 0 else None,
+        working_low=working_low,
+        working_high=working_high,
         stable_per_s=stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix),
     )
     setting = question.setting(working)
@@ -186,6 +186,40 @@ def _sized(question: Question, candidate: Candidate, method: Method) -> Fleet | 
     if method is BY_SIMULATION:
         notes += dilution(fleet, setting, question.replicas_at)
     return replace(fleet, notes=tuple(notes))
+
+
+def working_band(
+    question: Question, candidate: Candidate, working: int, capacity_per_s: float
+) -> tuple[int, int | None]:
+    """The 90 % band of the working replicas, around `working` of a capacity each; None where the slow end misses the
+    SLA with any number.
+
+    Where bursts spread over the fleet a slower engine needs few more replicas, as these thin the bursts too: then each
+    end is a smallest fleet of its own, by the formula's capacity, corrected by what it errs at `working`.
+    """
+    setting = question.setting(working)
+    low, high = capacity_band(candidate, setting)
+    fixed = question.replicas_at(capacity_per_s * high), question.replicas_at(capacity_per_s * low) if low > 0 else None
+    if question.workload.arrivals.thin_among == 1:
+        return fixed
+    try:
+        correction = capacity_per_s / BY_FORMULA.capacity_per_s(candidate.replica, setting)
+    except SlaMissed:  # the simulation found it kept
+        correction = 1.0
+
+    def end(place: int) -> int | None:
+        def capacity(setting: Setting) -> float:
+            factor = capacity_band(candidate, setting)[place]
+            if not factor:
+                raise SlaMissed(question.sla.limits[0], math.inf)
+            return correction * factor * BY_FORMULA.capacity_per_s(candidate.replica, setting)
+
+        try:
+            return smallest_fleet(question, capacity, working)[0]
+        except SlaMissed:
+            return None
+
+    return min(end(1) or working, working), max(slow, working) if (slow := end(0)) else None
 
 
 def by_formula(question: Question, candidate: Candidate) -> int:
@@ -205,17 +239,18 @@ def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float
     iterating from `start` brackets that R from both sides, and an R that needs exactly itself is
     the least. Where `Question.falls_with_fleet`, a smaller R may need just itself too, and the
     search continues below. If bursts spread over the fleet, an R below a sufficient one may miss the SLA even
-    without load: then it is too small. Raises SlaMissed if the first R does.
+    without load: then it is too small. Raises SlaMissed if an R does among which bursts are thin.
     """
-    falling = question.falls_with_fleet
+    falling, thin = question.falls_with_fleet, question.workload.arrivals.thin_among
     too_few, enough, replicas = 0, math.inf, start
     while too_few + 1 < enough:
         try:
             capacity = capacity_per_s(question.setting(replicas))
         except SlaMissed:
-            if enough == math.inf:
+            if enough == math.inf and replicas >= thin:
                 raise
-            too_few, replicas = replicas, (replicas + int(enough)) // 2
+            further = min(2 * replicas, thin) if enough == math.inf else (replicas + int(enough)) // 2
+            too_few, replicas = replicas, further
             continue
         needed = question.replicas_at(capacity)
         if needed == replicas and not falling:

@@ -17,8 +17,10 @@ from sizing.errors import ScenarioError
 from sizing.numbers import significant
 from sizing.token_law import FORMS, TokenLaw, with_file
 from sizing.workload import (
+    LEAST_ARRIVAL_CV,
     LIMITED,
     METRICS,
+    MOST_ARRIVAL_CV,
     MOST_TOKENS,
     Arrivals,
     Lengths,
@@ -59,7 +61,7 @@ PEAK_FACTOR = Range(1, 1000)
 HEADROOM = Range(0, 0.95)
 SPARE = Range(0, 10_000, "replicas")
 LIMIT_S = Range(1e-9, 1e6, "s")
-ARRIVAL_CV = Range(0.01, 100)
+ARRIVAL_CV = Range(LEAST_ARRIVAL_CV, MOST_ARRIVAL_CV)
 ARRIVAL_SIZE = Range(1, 999_999, "requests")
 PRICE = Range(0, 1e6, "per GPU-hour")
 QUEUE = Range(0, 1e6, "requests")

@@ -87,9 +87,11 @@ def working(plan: Plan) -> str:
     headroom = f" ({percent(question.headroom)} headroom kept)" if question.headroom else ""
     spare = f", + {fleet.spare} spare = {fleet.replicas}" if fleet.spare else ""
     each = gpus(fleet.candidate.gpus)
+    more = fleet.working > question.replicas_at(fleet.capacity_per_s)
+    so = f"but fewer than {fleet.working} miss the SLA:" if more else "so"
     return (
         f"{significant(rate)} requests/s ÷ {significant(per_replica)} per replica{headroom} = "
-        f"{rate / per_replica:.2f}, so {fleet.working}{spare} replicas of {each} "
+        f"{rate / per_replica:.2f}, {so} {fleet.working}{spare} replicas of {each} "
         f"({fleet.candidate.layout}, {fleet.candidate.precision}) = {gpus(fleet.gpus)}"
     )
 
@@ -127,7 +129,7 @@ def sensitivity(plan: Plan, growth: tuple[float, ...] = (0.10, 0.25)) -> str:
     fleet, rate = plan.answer, plan.question.workload.rate_per_s
     parts = []
     for more in growth:
-        working = replicas_for(rate * (1 + more), fleet.requests_per_s_per_replica)
+        working = max(fleet.working, replicas_for(rate * (1 + more), fleet.requests_per_s_per_replica))
         count = (working + fleet.spare) * fleet.candidate.gpus
         parts.append(f"+{percent(more)}: {'still ' if count == fleet.gpus else ''}{gpus(count)}")
     uneven = fleet.working > 1 and plan.question.workload.arrivals.kind != "poisson"

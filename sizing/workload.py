@@ -109,7 +109,7 @@ class Lengths:
 
     def at(self, of_isl: Floats, of_osl: Floats) -> tuple[Floats, Floats]:
         """Whole input and output tokens at independent standard normal deviates, correlated here; shapes as given."""
-        if self.correlation:
+        if self.correlation and self.isl_cv and self.osl_cv:  # what is the same for all goes along with nothing
             of_osl = self.correlation * of_isl + math.sqrt(1 - self.correlation**2) * of_osl
         return self.isl_at(of_isl), self.osl_at(of_osl)
 
@@ -145,6 +145,9 @@ def lognormal_tokens(mean: float, cv: float, normal: Floats) -> Floats:
     return np.maximum(1.0, np.rint(mean * np.exp(sigma * normal - sigma * sigma / 2)))
 
 
+LEAST_ARRIVAL_CV, MOST_ARRIVAL_CV = 0.01, 100.0
+
+
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """The law of the gaps between requests; `cv` is their coefficient of variation (poisson 1, constant 0).
@@ -160,8 +163,9 @@ class Arrivals:
     size: int = 1
 
     def __post_init__(self) -> None:
-        if self.kind == "gamma":
-            finite("arrivals cv", self.cv)
+        if self.kind == "gamma" and not LEAST_ARRIVAL_CV <= finite("arrivals cv", self.cv) <= MOST_ARRIVAL_CV:
+            bounds = f"from {LEAST_ARRIVAL_CV:g} to {MOST_ARRIVAL_CV:g}"
+            raise ScenarioError(f"arrivals: cv must be {bounds}, got {self.cv:g}")
         if self.size < 1 or (self.size > 1 and self.kind != "batch"):
             raise ScenarioError(f"arrivals: size must be 1 or more, and 1 unless they are batch, got {self.size}")
 
@@ -181,6 +185,12 @@ class Arrivals:
                 "batch:size=NUMBER (for instance batch:size=8)"
             )
         return cls("gamma", _number("arrivals cv", found[1]))
+
+    @property
+    def thin_among(self) -> int:
+        """Replicas among which bursts are so thin that more of them hardly help: four for each request of a batch, or
+        of what is as bursty; 1 where arrivals are no burstier than Poisson."""
+        return 4 * math.ceil((self.cv**2 + 1) / 2) if self.cv > 1 else 1
 
     @classmethod
     def batches(cls, size: int) -> Arrivals:

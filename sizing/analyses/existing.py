@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sizing.edge import BY_SIMULATION, Method, SlaMissed, capacity_band
-from sizing.errors import ScenarioError
+from sizing.errors import RequestTooLong, ScenarioError
 from sizing.explain import engine_rejection, first_look, jump_rejection, remarks, sla_rejection
 from sizing.planner import fastest_engines
 from sizing.plans import NEAR_STABLE, Basis, Candidate, Rejection, basis_of, beyond_measured
@@ -74,6 +74,13 @@ def largest_rate(
     Headroom and spares are applied: (1 - headroom) x working replicas x the capacity of one. A Rejection says why none
     can be carried. Raises ScenarioError for fewer than 1 GPU.
     """
+    try:
+        return _largest_rate(question, candidate, gpus, method)
+    except RequestTooLong as error:
+        return Rejection.of(candidate, "memory", str(error))
+
+
+def _largest_rate(question: Question, candidate: Candidate, gpus: int, method: Method) -> Existing | Rejection:
     if gpus < 1:
         raise ScenarioError(f"the fleet must have 1 GPU or more, got {gpus}")
     replicas = gpus // candidate.gpus

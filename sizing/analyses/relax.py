@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sizing.edge import IDLE, NEAR, SURE, load_response, predict_at, requests_for, run_at, upper_percentile
+from sizing.errors import RequestTooLong
 from sizing.plans import Candidate
 from sizing.question import Question
 from sizing.simulator import Simulated
@@ -61,10 +62,11 @@ def relaxations(question: Question, candidates: Sequence[Candidate]) -> tuple[Re
 
 def together(question: Question, candidates: Sequence[Candidate]) -> Together | None:
     """The candidate whose worst miss is the least, and the limits it misses as it would keep them; None without one."""
-    if not candidates:
-        return None
     sla = question.sla
-    nearest = min((_Idle(question, candidate) for candidate in candidates), key=lambda idle: idle.worst(sla.limits))
+    idle = sorted((_Idle(question, candidate) for candidate in candidates), key=lambda each: each.worst(sla.limits))
+    nearest = next((each for each in idle if each.needs_s(sla.limits[0]) < math.inf), None)
+    if nearest is None:
+        return None
     missed = (limit for limit in sla.limits if nearest.needs_s(limit) > limit.limit_s)
     needed = tuple(replace(limit, limit_s=rounded_up(nearest.needs_s(limit))) for limit in missed)
     return Together(nearest.candidate, needed)
@@ -87,7 +89,7 @@ class _Idle:
     def __init__(self, question: Question, candidate: Candidate) -> None:
         self.candidate = candidate
         self.question = question
-        self.setting = question.setting(1)
+        self.setting = question.setting(question.workload.arrivals.thin_among)
         self.response = load_response(candidate.replica, self.setting)
         self._run: Simulated | None = None
 
@@ -100,7 +102,14 @@ class _Idle:
         return max(self.formula_s(limit) / limit.limit_s for limit in limits)
 
     def needs_s(self, limit: Limit) -> float:
-        """The smallest value of the limit that a planner accepts: kept by simulation, and by formula all but kept."""
+        """The smallest value of the limit that a planner accepts: kept by simulation, and by formula all but kept.
+        Infinite where a request that was drawn never fits."""
+        try:
+            return self._needs_s(limit)
+        except RequestTooLong:
+            return math.inf
+
+    def _needs_s(self, limit: Limit) -> float:
         return max(upper_percentile(self._simulated(), limit, SURE), self.formula_s(limit) / NEAR * (1 + 1e-9))
 
     def keeps(self, limits: Sequence[Limit]) -> bool:
@@ -133,7 +142,7 @@ def _least_needing(limit: Limit, others: Sequence[Limit], idle: Sequence[_Idle])
     for each in sorted(idle, key=lambda each: each.formula_s(limit)):
         if best is not None and each.formula_s(limit) > ALIKE * best.formula_s(limit):
             break
-        if each.keeps(others) and (best is None or each.needs_s(limit) < best.needs_s(limit)):
+        if each.keeps(others) and each.needs_s(limit) < (best.needs_s(limit) if best else math.inf):
             best = each
     return best
 

@@ -78,9 +78,10 @@ def effect(question: Question, fleet: Fleet, name: str, change: float, value: fl
 def with_input(question: Question, name: str, value: float) -> Question:
     """The question with one input replaced."""
     if name in ("ISL", "OSL"):
-        lengths = question.workload.lengths
-        lengths = replace(lengths, isl=value) if name == "ISL" else replace(lengths, osl=value)
-        return replace(question, workload=replace(question.workload, lengths=lengths))
+        workload = question.workload
+        lengths = replace(workload.lengths, isl=value) if name == "ISL" else replace(workload.lengths, osl=value)
+        prefix = replace(workload.prefix, tokens=min(workload.prefix.tokens, int(lengths.isl)))  # shorter prompts
+        return replace(question, workload=replace(workload, lengths=lengths, prefix=prefix))
     if name == "rate":
         return replace(question, workload=replace(question.workload, rate_per_s=value))
     if name == "headroom":

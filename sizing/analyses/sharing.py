@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from sizing.edge import REQUESTS, SlaMissed, first_capacity_per_s, least, upper_excess
-from sizing.errors import ScenarioError, first_fault
+from sizing.errors import RequestTooLong, ScenarioError, first_fault
 from sizing.explain import cost_rejection, sla_rejection
 from sizing.files import read_yaml
 from sizing.planner import HOPELESS
@@ -133,6 +133,14 @@ class SharedFleet:
 
 
 def shared_fleet(shares: Sequence[Share], candidate: Candidate, terms: Terms) -> SharedFleet | Rejection:
+    """As `_shared_fleet`, or a Rejection where a request that was drawn never fits."""
+    try:
+        return _shared_fleet(shares, candidate, terms)
+    except RequestTooLong as error:
+        return Rejection.of(candidate, "memory", str(error))
+
+
+def _shared_fleet(shares: Sequence[Share], candidate: Candidate, terms: Terms) -> SharedFleet | Rejection:
     """The least number of replicas that carries all workloads, each over (1 - headroom), with every SLA kept.
 
     By simulation of the merged streams; the search begins at the sum of what the workloads need one by one. A
@@ -217,8 +225,10 @@ def formula_gpus(shares: Sequence[Share], candidate: Candidate, terms: Terms) ->
 
 
 def alone(share: Share, candidate: Candidate, terms: Terms) -> float:
-    """Working replicas, a fraction, that one workload needs by formula on a fleet of its own; raises SlaMissed."""
-    setting = Setting(replace(share.workload, rate_per_s=1.0), share.sla, "random")
+    """Working replicas, a fraction, that one workload needs by formula on a fleet of its own, over which its bursts
+    spread; raises SlaMissed."""
+    thin = share.workload.arrivals.thin_among
+    setting = Setting(replace(share.workload, rate_per_s=1.0), share.sla, "random", thin)
     capacity_per_s = first_capacity_per_s(candidate.replica, setting)
     return share.workload.rate_per_s / (capacity_per_s * (1 - terms.headroom))
 

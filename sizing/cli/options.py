@@ -49,6 +49,8 @@ def field_option(name: str, required: bool | None = None) -> Callable[[F], F]:
     default: Any = {} if field.default is None else {"default": field.default, "show_default": True}
     if name in LAWS:
         default = {"callback": _law_given, "is_eager": True}
+    if name in LIMITED:
+        default = {"callback": _once, "multiple": True}
     return click.option(
         f"--{name.replace('_', '-')}",
         type=kind,
@@ -69,6 +71,13 @@ def _law_given(context: click.Context, parameter: click.Parameter, text: str | N
     text = given.pop(str(parameter.name))
     context.default_map = {**(context.default_map or {}), **given}
     return text
+
+
+def _once(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> str | None:
+    """The one limit that was given; click would take the last of several without a word."""
+    if len(given) > 1:
+        raise ScenarioError(f"--{parameter.name}: the SLA takes one limit on it, got {' and '.join(given)}")
+    return given[0] if given else None
 
 
 def field_options(*names: str, required: bool | None = None) -> Callable[[F], F]:

@@ -103,6 +103,7 @@ def test_an_sla_that_cannot_be_met_prints_no_count(capsys: pytest.CaptureFixture
         (replaced(**{"peak-factor": "0.5"}), "peak factor"),
         (replaced(**{"prefix-hit": "2"}), "hit_rate"),
         (replaced(correlation="3"), "correlation"),
+        ([*PLAN, "--ttft", "p50:2s"], "--ttft: the SLA takes one limit on it, got p95:1s and p50:2s"),
         (replaced(isl="50000"), "40,960"),
         (["capacity", "--gpus", "0"], "--gpus"),
     ],

@@ -30,7 +30,7 @@ from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan, Rejection
 from sizing.question import Question
 from sizing.workload import Lengths, Limit, Routing, Sla, Workload
-from tests.sizing.engines import LAW, SLA, candidate, question
+from tests.sizing.engines import BATCHING, LAW, SLA, candidate, question
 
 
 def fleet_of(asked: Question, **values: object) -> Fleet:
@@ -53,6 +53,19 @@ def test_the_largest_rate_of_a_planned_fleet_needs_that_fleet(gpus: int, routing
     rate = rate_of(asked, gpus).rate_per_s
     assert fleet_of(question(rate * 0.999, routing=routing)).gpus <= gpus
     assert fleet_of(question(rate * 1.02, routing=routing)).gpus > gpus
+
+
+def test_a_request_that_never_fits_leaves_a_candidate_out_of_every_question() -> None:
+    """Of long-tailed lengths a small cache cannot hold all: it is left out with the reason, and the next is asked."""
+    lengths, sla = Lengths(2000, 30, 0.9, 1.9), Sla(Limit("ttft", 95, 2.0))
+    small = candidate(batching=replace(BATCHING, kv_tokens=25_000))
+    for found in (
+        largest_rate(question(workload=Workload(lengths, 1.0), sla=sla), small, 8),
+        shared_fleet([Share("a", Workload(lengths, 5.0), sla)], small, Terms()),
+    ):
+        assert isinstance(found, Rejection)
+        assert found.kind == "memory"
+        assert "never fits in a KV cache of 25000 tokens" in found.why
 
 
 def test_spares_headroom_and_odd_gpus_are_left_out_of_what_a_fleet_carries() -> None:

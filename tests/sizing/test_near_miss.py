@@ -17,7 +17,7 @@ from sizing.engine import Replica
 from sizing.plans import Fleet, Rejection
 from sizing.question import Question, Setting
 from sizing.simulator import Simulated
-from sizing.workload import Lengths, Limit, Sla, Workload
+from sizing.workload import Lengths, Limit, Prefix, Sla, Workload
 from tests.sizing.engines import candidate, question
 
 
@@ -43,6 +43,16 @@ def test_the_formula_alone_rejects_it(asked: Question) -> None:
     with pytest.raises(SlaMissed) as missed:
         BY_FORMULA.capacity_per_s(candidate().replica, asked.setting(1))
     assert missed.value.near
+
+
+def test_shorter_prompts_that_are_all_prefix_are_no_miss() -> None:
+    """A quarter shorter, a prompt of which nine tenths are shared is shorter than its prefix."""
+    shared = Workload(Lengths(1000, 200), 20.0, prefix=Prefix(900, 0.9))
+    asked = question(workload=shared, sla=Sla(Limit("ttft", 95, 1.0)))
+    rows = {row.name: row.effects for row in sensitivities(asked, planner.plan(asked, [candidate()]).answer)}
+    counts = [effect.gpus for effect in rows["ISL"]]
+    assert None not in counts
+    assert counts == sorted(counts, key=lambda gpus: gpus or 0)
 
 
 def test_sensitivities_keep_the_answer_and_its_direction(asked: Question, fleet: Fleet) -> None:

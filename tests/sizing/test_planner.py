@@ -244,6 +244,33 @@ def test_a_fleet_is_found_where_one_replica_alone_would_miss_the_sla() -> None:
     assert run.meets(asked.sla)
 
 
+@pytest.mark.parametrize("arrivals", ["batch:size=40", "gamma:cv=6"])
+@pytest.mark.parametrize("routing", ["random", "round_robin"])
+def test_bursts_that_are_too_much_for_a_few_replicas_are_spread_over_more(arrivals: str, routing: str) -> None:
+    """At low rates a small fleet would carry the load and miss the SLA without any: the answer is a fleet that keeps
+    it, never fewer GPUs at a higher rate, with a band around it that is no wider than bursts make it."""
+    sla = Sla(Limit("ttft", 95, 0.4))
+    few = 0
+    for rate in (1.0, 8.0, 30.0, 60.0):
+        workload = Workload(Lengths(1000, 200), rate, Arrivals.parse(arrivals))
+        asked = question(workload=workload, sla=sla, routing=routing, spare=0)
+        fleet = planner.plan(asked, [candidate()]).answer
+        assert fleet.working >= few
+        few = fleet.working
+        assert fleet.working_low <= fleet.working <= (fleet.working_high or math.inf)
+        assert fleet.working_high is not None and fleet.working_high <= 2 * fleet.working + 2
+        run = simulate(candidate().replica, workload, replicas=few, routing=asked.routing, requests=60_000, seed=5)
+        assert run.meets(sla)
+
+
+def test_bursts_that_no_fleet_makes_thin_enough_end_the_search() -> None:
+    """One request alone takes longer than the limit: no doubling helps, and the search says so."""
+    workload = Workload(Lengths(1000, 200), 1.0, Arrivals.parse("gamma:cv=50"))
+    with pytest.raises(NoFeasiblePlan) as found:
+        planner.plan(question(workload=workload, sla=Sla(Limit("ttft", 95, 0.01))), [candidate()])
+    assert found.value.rejected[0].kind == "sla"
+
+
 SIDE_BY_SIDE = [
     (
         "Qwen/Qwen3-32B",

@@ -52,6 +52,21 @@ def test_the_smallest_value_works_and_two_percent_less_does_not(limit: Limit, le
     assert not feasible(with_limit(asked, loosened(found, by=0.98)), ENGINES[0])
 
 
+def test_a_candidate_whose_cache_never_holds_a_request_is_no_way_to_meet_the_sla() -> None:
+    """Of long-tailed lengths some never fit in a small cache: the others are named, or nobody."""
+    asked = question(sla=Sla(Limit("itl", 95, IMPOSSIBLE_S)), workload=Workload(Lengths(2000, 30, 0.9, 1.9), 1.0))
+    small = candidate()
+    batching = replace(small.replica.batching, kv_tokens=25_000)
+    small = replace(small, replica=replace(small.replica, batching=batching))
+    (found,) = relaxations(asked, [small, ENGINES[1]])
+    assert found.candidate is ENGINES[1]
+    nearest = together(asked, [small, ENGINES[1]])
+    assert nearest is not None and nearest.candidate is ENGINES[1]
+    (nobody,) = relaxations(asked, [small])
+    assert nobody.candidate is None and nobody.smallest is None
+    assert together(asked, [small]) is None
+
+
 def test_the_candidate_named_is_one_that_does_it() -> None:
     asked = question(rate=2.0, sla=Sla(Limit("itl", 95, IMPOSSIBLE_S)))
     (found,) = relaxations(asked, ENGINES)

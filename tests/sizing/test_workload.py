@@ -27,6 +27,21 @@ def test_sampled_lengths_have_the_mean_and_spread_asked_for(mean: float, cv: flo
     assert abs(isl.mean() - mean) <= 5 * cv * mean / math.sqrt(n) + 0.5
 
 
+@given(correlation=st.floats(-1, 1), which=st.sampled_from(["isl", "osl"]))
+def test_lengths_that_are_the_same_for_all_go_along_with_nothing(correlation: float, which: str) -> None:
+    """A correlation would take spread and mean from the other length."""
+    cvs = {"isl": (0.0, 1.0), "osl": (1.0, 0.0)}[which]
+    alone, along = Lengths(1000, 200, *cvs), Lengths(1000, 200, *cvs, correlation=correlation)
+    for one, other in zip(*(each.sample(500, np.random.default_rng(0)) for each in (alone, along)), strict=True):
+        assert (one == other).all()
+
+
+@pytest.mark.parametrize("text", ["gamma:cv=0.001", "gamma:cv=101", "gamma:cv=100000"])
+def test_gaps_that_no_traffic_has_are_refused(text: str) -> None:
+    with pytest.raises(ScenarioError, match=r"cv must be from 0\.01 to 100"):
+        Arrivals.parse(text)
+
+
 @pytest.mark.parametrize("text", ["poisson", "constant", "gamma:cv=2", "gamma:cv=0.5"])
 @pytest.mark.parametrize("merged", [1, 7])
 def test_gaps_of_merged_streams_have_mean_and_spread_of_sums(text: str, merged: int) -> None:

@@ -42,6 +42,24 @@ def test_a_decode_pool_pays_for_the_prompt_in_every_step(batch: int, generated: 
     assert sequences[0] == pytest.approx(sequences[1], rel=1e-3)
 
 
+def test_prompts_are_computed_faster_where_an_e2e_limit_leaves_little_for_tokens(
+    bf16: Candidate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What prompts may take by the limit on TTFT is missing for tokens: a larger prefill pool pays for itself,
+    and both limits hold in the simulation of both pools."""
+    alone_s = decode_only(bf16.replica, QUESTION).law.decode_s(1, 1) * LENGTHS.osl + bf16.replica.law.prefill_alone_s(
+        2000
+    )
+    question = dataclasses.replace(QUESTION, sla=Sla(SLA.ttft, Limit("e2e", 95, 1.2 * alone_s)))
+    pools = disaggregate(Setup(bf16, question))
+    monkeypatch.setattr("sizing.analyses.pools.TIGHTER", 1)
+    by_ttft = disaggregate(Setup(bf16, question))
+    assert isinstance(pools, Pools)
+    assert isinstance(by_ttft, Rejection) or pools.gpus < by_ttft.gpus
+    assert pools.predicted is not None
+    assert pools.predicted.meets(question.sla)
+
+
 def test_pools_pay_off_where_itl_is_tight(bf16: Candidate) -> None:
     """A tighter ITL needs more for tokens and no more for prompts; at the tight end two pools beat one."""
     gpus = []

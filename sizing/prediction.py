@@ -175,11 +175,21 @@ class Prediction:
 
     def meets(self, sla: Sla) -> bool:
         """True when the load is stable and every limit holds."""
-        return not self.saturated and all(self.value_s(limit) <= limit.limit_s for limit in sla.limits)
+        return not self.saturated and all(self.used(limit) <= 1 for limit in sla.limits)
+
+    def used(self, limit: Limit) -> float:
+        """How much of the limit is used up, 1 = all of it. Requests that are turned away are beyond every limit on
+        latencies, and use up what its percentile leaves."""
+        used, beyond = self.value_s(limit) / limit.limit_s, self.beyond(limit)
+        return max(used, beyond / (1 - limit.percentile / 100)) if beyond else used
+
+    def beyond(self, limit: Limit) -> float:
+        """The share of the requests that are beyond a limit on latencies because they are turned away."""
+        return self.rejected if limit.metric in ("ttft", "itl", "e2e") else 0.0
 
     def binding(self, sla: Sla) -> Limit:
         """The limit with the least room left, as a share of itself."""
-        return max(sla.limits, key=lambda limit: self.value_s(limit) / limit.limit_s)
+        return max(sla.limits, key=self.used)
 
     def as_dict(self) -> dict[str, dict[str, float]]:
         """The JSON shape of the CLI contract: metric -> {mean_s, p50_s, p90_s, p95_s, p99_s}; gap only where known."""

@@ -107,8 +107,9 @@ def binding(fleet: Fleet, traced: TracePlan | None = None) -> str:
             f"stable rate: at {significant(fleet.stable_per_s)} requests/s a replica's queue grows without bound, "
             "before a limit is reached"
         )
-    limit = fleet.binding
-    return f"{limit.name}: {against(limit, fleet.predicted)} at the planned load"
+    limit, beyond = fleet.binding, fleet.predicted.beyond(fleet.binding)
+    turned = f", and {percent(beyond, 2)} of the requests are turned away, which counts as beyond it" if beyond else ""
+    return f"{limit.name}: {against(limit, fleet.predicted)} at the planned load{turned}"
 
 
 def against(limit: Limit, predicted: Prediction) -> str:

@@ -107,8 +107,7 @@ def sla_table(question: Question, fleet: Fleet, where: str) -> Table:
     """Each limit against its prediction."""
     table = Table("limit", "allowed", "predicted", "room", title=f"SLA {where}", title_justify="left")
     for limit in question.sla.limits:
-        value = fleet.predicted.value_s(limit)
-        room = percent(1 - value / limit.limit_s)
+        room = percent(1 - fleet.predicted.used(limit))
         table.add_row(limit.name, limit.allowed, fleet.predicted.said(limit), room)
     return table
 
@@ -294,11 +293,10 @@ def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]
     table = Table("workload", "requests/s", "limit", "allowed", "predicted", "room")
     for served in fleet.served:
         for limit in served.share.sla.limits:
-            value = served.predicted.value_s(limit)
             table.add_row(
                 *(escape(served.share.name), significant(served.share.workload.rate_per_s)),
                 *(limit.name, limit.allowed, served.predicted.said(limit)),
-                percent(1 - value / limit.limit_s),
+                percent(1 - served.predicted.used(limit)),
             )
     out.print(table)
     print_rejections(rejected)

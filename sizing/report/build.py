@@ -471,8 +471,8 @@ def limit_row(fleet: Fleet, limit: Limit, low: float, high: float) -> model.Limi
         predicted=number(value_s, unit_of(limit), fleet.basis),
         low=number(value_s * low, unit_of(limit), fleet.basis),
         high=number(value_s * high, unit_of(limit), fleet.basis),
-        room=number(1 - value_s / limit.limit_s, "share", fleet.basis),
-        kept=value_s <= limit.limit_s,
+        room=number(1 - fleet.predicted.used(limit), "share", fleet.basis),
+        kept=fleet.predicted.used(limit) <= 1,
     )
 
 
@@ -521,7 +521,7 @@ def configuration(question: Question, fleet: Fleet) -> model.Configuration:
         planned_per_gpu=of(fleet.requests_per_s_per_gpu, "requests/s per GPU"),
         in_flight=of(fleet.in_flight, "requests"),
         utilization=of(fleet.predicted.utilization, "share"),
-        room=of(1 - fleet.predicted.value_s(limit) / limit.limit_s, "share"),
+        room=of(1 - fleet.predicted.used(limit), "share"),
         price=number(price, "per GPU-hour", "given"),
         cost_per_hour=of(None if price is None else price * fleet.gpus, "per hour"),
         binding=fleet.binding_name,

@@ -231,6 +231,20 @@ def test_a_fleet_that_never_settles_is_tried_up_to_twice_its_size() -> None:
     assert not predicted.meets(SLA)
 
 
+def test_requests_that_are_turned_away_use_up_the_limits_on_latencies() -> None:
+    """Of 100 requests p99 leaves one: where 0.6 are turned away, most of it is used up, whatever the others see."""
+    quick, none = Quantiles(*(0.05,) * 5), Quantiles(*(math.nan,) * 5)
+    ttft, rejected = Limit("ttft", 99, 1.0), Limit.rejected(5.0)
+    sla = Sla(ttft, rejected)
+    seen = Prediction(quick, none, quick, False, 0.5, "simulation", rejected=0.006)
+    assert seen.binding(sla) is ttft
+    assert seen.used(ttft) == pytest.approx(0.6)
+    assert seen.used(rejected) == pytest.approx(0.12)
+    assert seen.meets(sla)
+    assert not dataclasses.replace(seen, rejected=0.011).meets(sla)
+    assert dataclasses.replace(seen, rejected=0.0).used(ttft) == pytest.approx(0.05)
+
+
 def test_a_fleet_is_found_where_one_replica_alone_would_miss_the_sla() -> None:
     """Eight requests at a time, in turn: a fleet of one has all of a batch at once, a fleet of eight one of each."""
     bursts = Workload(Lengths(1000, 200), 60.0, Arrivals("batch", size=8))

@@ -12,9 +12,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from sizing import catalog
 from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, Method, SlaMissed, load_response, predict_at, run_at
 from sizing.engine import Replica
-from sizing.errors import RequestTooLong
+from sizing.errors import CatalogueError, RequestTooLong
 from sizing.numbers import gpus
 from sizing.plans import Candidate, Fleet, MeanBased, Rejection
 from sizing.prediction import Caution, Prediction
@@ -94,7 +95,8 @@ def remarks(
 ) -> Iterator[Caution]:
     """None where all is well; `predicted` holds at `load_per_s` requests/s per replica.
 
-    A limit near its floor: the latency of an idle replica, which no number of replicas lowers. A TTFT of which much is
+    A limit near its floor: the latency of an idle replica, which no number of replicas lowers. Requests that the model
+    does not take. A TTFT of which much is
     the server's front end, outside the GPUs. A formula that contradicts a simulated fleet: neither is then to be
     trusted blindly.
     """
@@ -104,11 +106,29 @@ def remarks(
         name = idle_name(limit, setting.workload.lengths)
         times_s = {"limit_s": limit.limit_s, "floor_s": floor_s}
         yield Caution("near_floor", {"limit": name, "metric": limit.metric, **times_s})
+    yield from beyond_context(candidate.model, setting.workload.lengths)
     yield from front_end(candidate.replica, setting.workload.lengths, load_per_s, predicted)
     if predicted.method == "simulation":
         by_formula = predict_at(candidate.replica, setting, load_per_s)
         if found := disagreement(by_formula, predicted):
             yield found
+
+
+LEAST_BEYOND, SAMPLED = 0.001, 20_000
+"""Share of the requests from which on it is said that they are longer than the model attends to; requests looked at."""
+
+
+def beyond_context(model: str, lengths: Lengths) -> Iterator[Caution]:
+    """What of lengths that vary is longer than the catalogue's model attends to."""
+    try:
+        tokens = catalog.model(model).max_context_tokens or math.inf
+    except CatalogueError:
+        return
+    isl, osl = lengths.sample(1 if lengths.fixed else SAMPLED, np.random.default_rng(0))
+    longer = isl + osl > tokens
+    if longer.mean() >= LEAST_BEYOND:
+        facts = {"share": float(longer.mean()), "of_tokens": float(isl[longer].sum() / isl.sum()), "tokens": tokens}
+        yield Caution("beyond_context", facts)
 
 
 SENDING_SHARE = 0.2

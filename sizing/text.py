@@ -847,6 +847,11 @@ CAUTIONS: dict[CautionKind, str] = {
         "a replica would hold {in_flight:.0f} requests at once, measured were at most {most:.0f}: calibrate at or "
         "above the planned concurrency"
     ),
+    "beyond_context": (
+        "{share:1%} of the requests, with {of_tokens:1%} of the prompt tokens, are longer than the {tokens:,} tokens "
+        "that the model takes, and are served here: a server refuses them; a law of lengths that ends there leaves "
+        "them out"
+    ),
     "near_floor": (
         "more GPUs will not help: {limit} is {floor_s:ms}{by_formula} on an idle replica, of {limit_s:ms} allowed; "
         "what makes a request slow is {cause}, not the queue"

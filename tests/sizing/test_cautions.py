@@ -1,11 +1,14 @@
 """Cautions: every kind has its words, and the words carry the figures."""
 
+import math
 from typing import get_args
 
 import pytest
 
+from sizing.explain import beyond_context
 from sizing.prediction import Caution, CautionKind
 from sizing.text import CAUTIONS, NOT_MODELLED, caution
+from sizing.workload import Lengths
 
 
 def test_every_kind_has_words_and_no_words_are_left_over() -> None:
@@ -20,6 +23,10 @@ def test_every_kind_has_words_and_no_words_are_left_over() -> None:
             "hold 12 requests at once, measured were at most 8",
         ),
         (Caution("lost_requests", {"share": 0.0625}), "6.2 % of the requests"),
+        (
+            Caution("beyond_context", {"share": 0.004, "of_tokens": 0.056, "tokens": 40_960}),
+            "0.4 % of the requests, with 5.6 % of the prompt tokens, are longer than the 40,960 tokens",
+        ),
         (Caution("not_modelled", {"settings": ("cancel", "roughness")}), "clients that give up and padding"),
         (Caution("fitted_kv_tokens", {"kv_tokens": 26_000}), "about 26,000 tokens"),
         (Caution("estimated_kv_tokens", {"kv_tokens": 26_000}), "estimated to hold 26,000 tokens"),
@@ -31,6 +38,15 @@ def test_every_kind_has_words_and_no_words_are_left_over() -> None:
 )
 def test_figures_are_written_in_their_units(found: Caution, part: str) -> None:
     assert part in caution(found)
+
+
+def test_requests_that_the_model_does_not_take_are_told() -> None:
+    """Qwen3-8B takes 40,960 tokens: of lognormal prompts of 30,000 with a spread of 2 a fifth is longer."""
+    (found,) = beyond_context("Qwen/Qwen3-8B", Lengths(30_000, 200, 2.0))
+    far = (math.log(40_960 / 30_000) + math.log(5) / 2) / math.sqrt(math.log(5))  # deviations of a normal variable
+    assert dict(found.facts)["share"] == pytest.approx(0.5 * math.erfc(far / math.sqrt(2)), abs=0.01)
+    assert not list(beyond_context("Qwen/Qwen3-8B", Lengths(2000, 200, 0.5, 0.5)))
+    assert not list(beyond_context("a model of one's own", Lengths(30_000, 200, 2.0)))
 
 
 def test_a_value_above_its_limit_on_an_idle_replica_is_the_formulas() -> None:

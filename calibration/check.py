@@ -74,7 +74,7 @@ def check_command(name: str, url: str | None, tolerance: float, minutes: float |
     heed_signals()
     try:
         with bar:
-            now_id = sweep.run(file, store, bar, label=f"check of run {run.id}: {run.label}")
+            now_id = sweep.run(file, store, bar, label=f"check of run {run.id}: {run.label}", reviewed=True)
     except KeyboardInterrupt:
         click.echo("interrupted: nothing can be told; run the same command again", err=True)
         sys.exit(INTERRUPTED)
@@ -143,6 +143,7 @@ def again(run: Run, before: Sequence[Measurement], url: str | None, minutes: flo
     content["concurrency"] = [round(item.point.load_value) for item in before]
     if url is not None:
         content["server"] = {**content.get("server", {}), "url": url}
+        content["server"].pop("metrics_url", None)  # of the other server
     if minutes is not None:
         content["budget_s"] = 60 * minutes / len(before)
     text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in content.items())

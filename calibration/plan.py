@@ -47,6 +47,11 @@ def _known_arrivals(text: str) -> str:
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+MOST_PER_S, MOST_AT_ONCE = 1e6, 100_000
+"""What no generator sends and no server answers: beyond it a plan holds a slip of the pen."""
+Rate = Annotated[float, Field(gt=0, le=MOST_PER_S)]
+RateOrPause = Annotated[float, Field(ge=0, le=MOST_PER_S)]
+Users = Annotated[int, Field(ge=1, le=MOST_AT_ONCE)]
 Text = Annotated[str, Field(min_length=1)]
 ArrivalsText = Annotated[str, AfterValidator(_known_arrivals)]
 """The law of the gaps between requests: ``poisson``, ``constant`` or ``gamma:cv=2``."""
@@ -338,7 +343,7 @@ class StagePlan(Strict):
     """`rate` requests/s for `for_s` seconds; a rate of 0 is a pause."""
 
     for_s: Positive
-    rate: Share
+    rate: RateOrPause
 
 
 class ClientPlan(Strict):
@@ -373,8 +378,8 @@ class SweepPlan(Strict):
     server: ServerPlan = ServerPlan()
     deployment: DeploymentPlan = DeploymentPlan()
     lengths: Annotated[list[LengthsPlan], Field(min_length=1)]
-    concurrency: list[Count] = Field(default_factory=list)
-    rates: list[Positive] = Field(default_factory=list)
+    concurrency: list[Users] = Field(default_factory=list)
+    rates: list[Rate] = Field(default_factory=list)
     arrivals: ArrivalsText = "poisson"
     schedule: list[StagePlan] = Field(default_factory=list)
     replay: list[Positive] = Field(default_factory=list)

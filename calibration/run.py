@@ -46,8 +46,11 @@ def run(
     progress: Listener | None = None,
     cancel: threading.Event | None = None,
     label: str = "",
+    *,
+    reviewed: bool = False,
 ) -> int:
-    """Measure the levels of the plan; returns the number of the run, which `label` names in lists.
+    """Measure the levels of the plan; returns the number of the run, which `label` names in lists. The points of a
+    `reviewed` one wait to be accepted.
 
     Raises PlanError, FileError or ServerError before anything is stored if the plan and the server do not fit,
     StoreError if another run at the same server is active or the store refuses,
@@ -58,7 +61,12 @@ def run(
     target = prepare(file)
     label = label or f"{file.plan.server.model} at {file.plan.server.url}"
     run_id = store.create_run(
-        file.text, folder=file.folder, label=label, levels=target.points, target=file.plan.server.address.lower()
+        file.text,
+        folder=file.folder,
+        label=label,
+        levels=target.points,
+        target=file.plan.server.address.lower(),
+        reviewed=reviewed,
     )
     Sweep(run_id, target, store, progress, cancel).run()
     return run_id

@@ -334,9 +334,12 @@ def _file(
 
 
 def measured_before(store: Store, site: Site, given: Mapping[str, Any]) -> int | None:
-    """The newest run of the same server, deployment, lengths and levels with a usable point; None if there is none."""
+    """The newest run of the same server, deployment, lengths and levels with a usable point, all of them accepted; None
+    if there is none."""
     wanted = _measures(plan_of(site, given, 0.0).plan)
     for run in store.runs():
+        if run.pending or run.discarded:  # no answer rests on them
+            continue
         try:
             known = parse_plan(run.plan, folder=Path(run.folder)).plan if run.plan else None
         except PlanError:  # of another version of the program

@@ -343,14 +343,22 @@ class Store:
         self.database = Database(url)
 
     def create_run(
-        self, plan: str, *, folder: Path | str = "", label: str = "", levels: int = 0, target: str = ""
+        self,
+        plan: str,
+        *,
+        folder: Path | str = "",
+        label: str = "",
+        levels: int = 0,
+        target: str = "",
+        reviewed: bool = False,
     ) -> int:
-        """A new run in state ``running`` that belongs to this process; its number is returned.
+        """A new run in state ``running`` that belongs to this process; its number is returned. `reviewed`: no answer
+        rests on its points until they are accepted.
 
         Raises StoreError if a run at `target`, the server's host:port, is queued or going on: see `check_free`.
         """
         said = {"plan": plan, "folder": str(folder), "label": label, "levels": levels, "target": target}
-        begun = {"uuid": str(uuid.uuid4()), "state": "running", "created": _now()}
+        begun = {"uuid": str(uuid.uuid4()), "state": "running", "created": _now(), "review": int(reviewed)}
         with self.database.alone() as connection:
             check_free(connection, target, self.database.clock)
             return insert_run(connection, said | begun | self._mine())

@@ -50,7 +50,7 @@ def field_option(name: str, required: bool | None = None) -> Callable[[F], F]:
     if name in LAWS:
         default = {"callback": _law_given, "is_eager": True}
     if name in LIMITED:
-        default = {"callback": _once, "multiple": True}
+        default = {"cls": LastCounts}
     return click.option(
         f"--{name.replace('_', '-')}",
         type=kind,
@@ -58,6 +58,22 @@ def field_option(name: str, required: bool | None = None) -> Callable[[F], F]:
         help=field.help or None,
         **default,
     )
+
+
+class LastCounts(click.Option):
+    """An option of one value: of several the last counts, as in all command lines, but not without a word."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """All values that are given, instead of the last."""
+        parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=1)
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """The last value; what it replaces is said on stderr."""
+        if isinstance(value, list):
+            *replaced, value = value
+            if replaced:
+                click.echo(f"--{self.name}: {value} counts, not {' and '.join(replaced)}: give one limit", err=True)
+        return super().process_value(ctx, value)
 
 
 LAWS = ("isl_law", "osl_law")
@@ -71,13 +87,6 @@ def _law_given(context: click.Context, parameter: click.Parameter, text: str | N
     text = given.pop(str(parameter.name))
     context.default_map = {**(context.default_map or {}), **given}
     return text
-
-
-def _once(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> str | None:
-    """The one limit that was given; click would take the last of several without a word."""
-    if len(given) > 1:
-        raise ScenarioError(f"--{parameter.name}: the SLA takes one limit on it, got {' and '.join(given)}")
-    return given[0] if given else None
 
 
 def field_options(*names: str, required: bool | None = None) -> Callable[[F], F]:

@@ -103,7 +103,6 @@ def test_an_sla_that_cannot_be_met_prints_no_count(capsys: pytest.CaptureFixture
         (replaced(**{"peak-factor": "0.5"}), "peak factor"),
         (replaced(**{"prefix-hit": "2"}), "hit_rate"),
         (replaced(correlation="3"), "correlation"),
-        ([*PLAN, "--ttft", "p50:2s"], "--ttft: the SLA takes one limit on it, got p95:1s and p50:2s"),
         (replaced(isl="50000"), "40,960"),
         (["capacity", "--gpus", "0"], "--gpus"),
     ],
@@ -116,6 +115,13 @@ def test_each_mistake_is_one_line_and_exit_2(
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert words in err
+
+
+def test_of_two_limits_on_a_metric_the_last_counts_and_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run([*ONE, "--itl", "p50:25ms", "--json"], capsys)
+    assert code == 0
+    assert json.loads(out)["gpus"] > 0
+    assert err == "--itl: p50:25ms counts, not p95:30ms: give one limit\n"
 
 
 ONE = replaced(tp="2", engine="trtllm")

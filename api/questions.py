@@ -224,6 +224,8 @@ class JsonQuestion:
             return Refused("question", one_line(str(error)))
         except click.ClickException as error:
             return Refused("question", one_line(error.format_message()))
+        except (OverflowError, UnicodeError):
+            return Refused("question", "a number in it is larger than any that is computed with, or a text is broken")
 
 
 def load() -> None:

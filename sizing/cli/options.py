@@ -21,7 +21,7 @@ from sizing.fitting import STARTS, Protocol
 from sizing.plans import Candidate
 from sizing.points import Point, read_points
 from sizing.question import ADMISSION, FIELDS, with_laws
-from sizing.workload import LIMITED, Sessions, TurnLaw, parse_seconds
+from sizing.workload import LIMITED, MOST_TOKENS, Sessions, TurnLaw, parse_seconds
 
 MOST_GPUS = 10_000_000
 """GPUs of one type owned or available: more is almost certainly a typo."""
@@ -290,7 +290,7 @@ choice_options = options(
     which_options,
     click.option(
         "--max-tokens",
-        type=int,
+        type=click.IntRange(0, int(MOST_TOKENS)),
         default=0,
         help="Output tokens that the engine reserves memory for; 0: the actual output.",
     ),

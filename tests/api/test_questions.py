@@ -18,6 +18,7 @@ from jsonschema import Draft202012Validator
 
 from api.questions import (
     COMMANDS,
+    FIRST,
     INLINE,
     NOT_OFFERED,
     JsonQuestion,
@@ -66,6 +67,16 @@ def as_question(arguments: str) -> tuple[str, dict[str, Any]]:
 def computed(name: str, body: dict[str, Any]) -> bytes | Refused:
     assert refusal(name, body) is None
     return JsonQuestion.of(name, body).answer(LIMIT_S)
+
+
+@pytest.mark.parametrize("extra", [{"points": "\ud800"}, {"max_tokens": 2**63}])
+def test_what_cannot_be_represented_is_refused(extra: dict[str, Any]) -> None:
+    body = {**QUESTION, **extra}
+    assert isinstance(refusal("plan", body) or JsonQuestion.of("plan", body).answer(LIMIT_S), Refused)
+
+
+def test_the_question_that_warms_workers_up_has_an_answer() -> None:
+    assert isinstance(JsonQuestion("plan", json.dumps(FIRST)).answer(LIMIT_S), bytes)
 
 
 @pytest.mark.parametrize("asked", ["plan 5", "plan 18", "plan 19", "fit whole", "predict", "simulate", "whatif"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.__main__ import main
-from calibration.check import change
+from calibration.check import again, change
+from calibration.records import Measurement
 from calibration.store import DATABASE_VARIABLE, Store
 from lab.mock.process import running
 from lab.mock.service import Script
+from tests.calibration.kept import POINT
 from tests.calibration.mock_server import ROOT
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("unhurried")]
@@ -76,6 +79,29 @@ def test_an_unchanged_server_passes_and_one_that_is_a_fifth_slower_fails(tmp_pat
     store = Store()
     assert [run.label.startswith("check of run 1: ") for run in store.runs()] == [True, True, False]
     assert [run.discarded for run in store.runs()] == [2, 2, 0], "no answer rests on what a check has measured"
+
+
+def test_another_server_is_not_judged_by_the_metrics_of_the_first() -> None:
+    plan = (
+        "server: {protocol: http, url: 'old:8000', model: ensemble, metrics_url: 'http://old:8002/metrics'}\n"
+        "deployment: {model: small, gpu: none, precision: fp16, tp: 1}\n"
+        "lengths: [{isl: 16, osl: 8, isl_cv: 0, osl_cv: 0}]\nconcurrency: [3]\n"
+    )
+    run = Store().run(Store().create_run(plan))
+    levels = [Measurement(replace(POINT, isl=16.0, osl=8.0, isl_cv=0.0, osl_cv=0.0, load_value=3.0))]
+    same, other = (again(run, levels, url, None).plan.server for url in (None, "new:8000"))
+    assert (same.url, same.metrics_url) == ("old:8000", "http://old:8002/metrics")
+    assert (other.url, other.metrics_url) == ("new:8000", None)
+
+
+def test_the_points_of_a_reviewed_run_are_in_no_answer_until_they_are_accepted() -> None:
+    """Those of a check are: also while it runs, and where it is killed before it can discard them."""
+    store = Store()
+    for reviewed, expected in ((True, 0), (False, 1)):
+        run_id = store.create_run("", reviewed=reviewed)
+        store.add_point(run_id, POINT)
+        assert len(store.points()) == expected
+        assert len(store.points(run_id)) == 1
 
 
 def test_too_few_requests_tell_nothing(tmp_path: Path) -> None:

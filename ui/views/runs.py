@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 
 import pandas as pd
@@ -342,12 +342,18 @@ DISCARD_HELP = "The points stay in the store for the record, but no answer uses 
 
 
 def _accept(store: Store, run_id: int) -> None:
-    accept(store, run_id)
-    answers.read_again()
+    _set_standing(accept, store, run_id)
 
 
 def _discard(store: Store, run_id: int) -> None:
-    discard(store, run_id)
+    _set_standing(discard, store, run_id)
+
+
+def _set_standing(change: Callable[[Store, int], object], store: Store, run_id: int) -> None:
+    try:
+        change(store, run_id)
+    except CalibrationError as error:  # the store went away, or may only be read
+        visit().refused = str(error)
     answers.read_again()
 
 

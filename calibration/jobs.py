@@ -245,7 +245,8 @@ Question = Mapping[str, str | float | int]
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """The fields. `labels` are keys of a plan's ``deployment``; what is not there the server says itself.
+    """The fields. `labels` are keys of a plan's ``deployment``; what is not there the server says itself, or else it is
+    as `assumed`.
 
     `endpoint` is for protocol openai. `metrics` is the host:port of the server's own metrics, empty for none. A level
     is measured until its means are known to `half_width`, for `longest_s` seconds at most. `long_isl`: prompts of one
@@ -262,6 +263,7 @@ class NewRun:
     endpoint: Endpoint = "completions"
     metrics: str = ""
     labels: Mapping[str, Text] = field(default_factory=dict)
+    assumed: Mapping[str, Text] = field(default_factory=dict)
     longest_s: float = BUDGET_S
     half_width: float = 0.05
     check_load: float = 0.7
@@ -283,7 +285,7 @@ def plan_file(new: NewRun) -> PlanFile:
         entries.append({**entries[0], "isl": float(new.long_isl), "concurrency": 1})
     content: dict[str, object] = {
         "server": server,
-        "deployment": dict(new.labels),
+        "deployment": {**new.assumed, **new.labels, **({"assumed": list(new.assumed)} if new.assumed else {})},
         "lengths": entries,
         "concurrency": sorted(new.concurrency),
         "until": {"half_width": new.half_width},

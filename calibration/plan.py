@@ -220,7 +220,8 @@ class Answering:
 
 
 class DeploymentPlan(Strict):
-    """What is written on the points where the server does not say it itself, or says it wrong."""
+    """What is written on the points where the server does not say it itself, or says it wrong. Of the keys that are
+    `assumed` what the server says counts, where it does."""
 
     model: Text | None = None
     precision: Text | None = None
@@ -231,6 +232,7 @@ class DeploymentPlan(Strict):
     engine_version: str | None = None
     batching: Batching | None = None
     max_batch_size: Count | None = None
+    assumed: list[Text] = Field(default_factory=list)
 
 
 ASKED = (

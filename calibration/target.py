@@ -150,12 +150,15 @@ async def _over_http(openai: ServerPlan) -> Answering:
 
 
 def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
-    """The deployment recorded with the points: from the plan where it says so, otherwise from the server.
+    """The deployment recorded with the points: from the plan where it says so, otherwise from the server, and else what
+    the plan assumes.
 
     Raises PlanError naming the missing key if neither gives model, precision, gpu or tp.
     """
-    known: dict[str, Any] = dict(engine)
-    known |= {name: value for name, value in plan.model_dump().items() if value is not None}
+    told = {name: value for name, value in plan.model_dump(exclude={"assumed"}).items() if value is not None}
+    known: dict[str, Any] = {name: value for name, value in told.items() if name in plan.assumed}
+    known |= {name: value for name, value in engine.items() if value or name not in known}
+    known |= {name: value for name, value in told.items() if name not in plan.assumed}
     missing = [name for name in NEEDED if not known.get(name)]
     if missing:
         keys = ", ".join(f"{name}: ..." for name in missing)

@@ -293,6 +293,14 @@ def test_the_plans_word_goes_before_the_servers() -> None:
     assert (found.model, found.gpu, found.max_batch_size, found.pp) == ("toy", "h200_sxm", 64, 1)
 
 
+def test_what_is_assumed_gives_way_to_the_server() -> None:
+    """A page that takes TP 1 for granted must not size a server of four GPUs as one."""
+    assumed = DeploymentPlan(tp=1, precision="bf16", gpu="h200_sxm", assumed=["tp", "precision"])
+    found = deployment(assumed, {"model": "toy", "tp": "4", "gpu": "h100_sxm", "precision": ""})
+    assert (found.tp, found.precision, found.gpu) == (4, "bf16", "h200_sxm")
+    assert deployment(assumed, {"model": "toy"}).tp == 1
+
+
 def test_expected_seconds_follow_from_requests_and_users() -> None:
     """By Little's law a level of q requests with N users takes q x E2E / N, and warm-up a few E2E more."""
     pace = Pace(Lengths(6, 4), users=4, e2e_s=2.0)

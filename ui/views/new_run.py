@@ -255,6 +255,7 @@ def size_view(store: Store, scenario: Scenario) -> None:
         "needs are measured."
     )
     where, said = server(), labels()
+    taken: dict[str, str | int] = {}
     left, right = st.columns(2)
     minutes = left.number_input(
         "Minutes of load", 1.0, 600.0, step=1.0, format="%g", key="run_minutes", help=MINUTES_HELP
@@ -266,13 +267,13 @@ def size_view(store: Store, scenario: Scenario) -> None:
         return
     if where["protocol"] == "openai":
         taken = {name: value for name, value in USUAL_LABELS.items() if name not in said}
-        said = {**taken, **said}
         if "gpu" not in said:
             st.warning("Name it under Deployment.", title="An OpenAI server does not tell its GPU")
             return
         if taken:
             st.caption(
-                f"Taken: {', '.join(f'{name} {value}' for name, value in taken.items())}, unless said otherwise."
+                f"Taken: {', '.join(f'{name} {value}' for name, value in taken.items())}, unless said otherwise, here "
+                "or by the server."
             )
     budget_s, gpus = 60 * minutes, int(said.get("tp", 1))
     new = NewRun(
@@ -280,6 +281,7 @@ def size_view(store: Store, scenario: Scenario) -> None:
         lengths=scenario.lengths,
         concurrency=tuple(users_of(MOST_USERS)),
         labels=said,
+        assumed=taken,
         longest_s=level_s(budget_s),
         question={**question_of(scenario, minutes * gpus), "verify_minutes": verify},
     )

@@ -96,9 +96,8 @@ def remarks(
     """None where all is well; `predicted` holds at `load_per_s` requests/s per replica.
 
     A limit near its floor: the latency of an idle replica, which no number of replicas lowers. Requests that the model
-    does not take. A TTFT of which much is
-    the server's front end, outside the GPUs. A formula that contradicts a simulated fleet: neither is then to be
-    trusted blindly.
+    does not take. A TTFT of which much is the server's front end, outside the GPUs. A formula that contradicts a
+    simulated fleet: neither is then to be trusted blindly.
     """
     limit = predicted.binding(setting.sla)
     floor_s = load_response(candidate.replica, setting).idle.value_s(limit)

@@ -232,7 +232,7 @@ class DeploymentPlan(Strict):
     engine_version: str | None = None
     batching: Batching | None = None
     max_batch_size: Count | None = None
-    assumed: list[Text] = Field(default_factory=list)
+    assumed: list[Literal["precision", "gpu", "tp", "pp"]] = Field(default_factory=list)
 
 
 ASKED = (

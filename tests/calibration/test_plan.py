@@ -57,6 +57,7 @@ def test_a_relative_tokenizer_lies_beside_the_plan(tmp_path: Path) -> None:
         (MINIMAL + "server: {uri: x}", "server.uri: unknown key"),
         (MINIMAL + "server: {url: 'http://127.0.0.1:8000'}", "server.url: "),
         (MINIMAL + "deployment: {tp: two}", "deployment.tp: "),
+        (MINIMAL + "deployment: {tp: 2, assumed: [pt]}", "deployment.assumed"),
         (MINIMAL + "budget_s: .nan", "budget_s: "),
         (MINIMAL + "budget_s: -1", "budget_s: "),
         (MINIMAL + "budget_s: .inf", "budget_s: "),

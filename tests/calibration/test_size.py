@@ -22,6 +22,7 @@ from calibration.plan import Answering, ServerPlan, parse_plan, users_of
 from calibration.run import run
 from calibration.size import sent_requests
 from calibration.store import DATABASE_VARIABLE, Store
+from calibration.store.work import discard
 from calibration.target import answering
 from lab.mock.process import running
 from lab.mock.service import Script
@@ -152,6 +153,16 @@ def reads(process: subprocess.Popen[str], word: str) -> str:
     while word not in (line := process.stderr.readline()):
         assert line, "it ended before"
     return line
+
+
+def test_a_run_that_was_discarded_is_not_gone_on_with(mock: str) -> None:
+    """No answer rests on its points: the same command measures anew, where it goes on with a run that counts."""
+    few: dict[str, Any] = {"minutes": 0.25, "most_users": 4}
+    assert size(f"http://{mock}", **few).exit_code == 0
+    discard(Store(), 1)
+    assert "going on with" not in size(f"http://{mock}", **few).stderr
+    assert [run.id for run in Store().runs()] == [2, 1]
+    assert all(point.source.startswith("calibration run 2,") for point in Store().points())
 
 
 def test_ctrl_c_tells_the_answer_so_far_and_a_killed_call_is_gone_on_with(mock: str, database: str) -> None:

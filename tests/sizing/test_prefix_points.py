@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import ndtri
 
 from calibration.metrics.measurement import prefix_columns
 from calibration.server_metrics import counter_means, parse_page
@@ -163,6 +166,15 @@ def test_a_calibration_tells_what_it_planned_and_the_server_counted(
     isl: int, planned: int, server: dict[str, float], columns: dict[str, float]
 ) -> None:
     assert prefix_columns(np.full(3, isl), planned, server) == columns
+
+
+@given(isl=st.floats(20, 4000), isl_cv=st.floats(0.05, 1.5), share=st.floats(0.1, 1.2), hit=st.floats(0.0, 1.0))
+def test_the_mean_found_in_a_prompt_is_that_of_many(isl: float, isl_cv: float, share: float, hit: float) -> None:
+    """By the sum of 20,000 prompts at even quantiles, within the rounding of lengths to whole tokens."""
+    prefix = Prefix(max(1, round(share * isl)), hit)
+    prompts = Lengths(isl, 10, isl_cv).isl_at(ndtri((np.arange(20_000) + 0.5) / 20_000))
+    expected = hit * np.minimum(prefix.tokens, prompts - 1).mean()
+    assert prefix.found_tokens(isl, isl_cv) == pytest.approx(expected, abs=0.6, rel=0.003)
 
 
 def test_prompts_shorter_than_the_prefix_are_no_misses() -> None:

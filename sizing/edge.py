@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -476,33 +477,33 @@ def _searched_per_s(replica: Replica, setting: Setting) -> float:
         if upper_excess(idle, setting.sla) > 0:
             raise _missed(idle, setting.sla)
 
-    doubts: dict[float, tuple[float, float]] = {}
+    last: deque[tuple[Probe, Simulated]] = deque(maxlen=2)
 
     def excess(rate_per_s: float, requests: int) -> float:
         run = run_at(replica, setting, rate_per_s, requests)
         over = upper_excess(run, setting.sla)
-        doubts[rate_per_s] = over, over - upper_excess(run, setting.sla, 0.0)
+        last.append((Probe(rate_per_s, over), run))
         return over
 
     ceiling_per_s = MOST_SHARE * stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
     found = edge_rate(excess, response, guess_per_s, ceiling_per_s, requests)
-    lost = lost_to_doubt(found, doubts)
-    if lost > WORTH and not setting.herds:
-        found = edge_rate(excess, response, found * math.exp(lost / 2), ceiling_per_s, FINER * requests) or found
+    if found and len(last) == 2 and not setting.herds:
+        (one, run), (other, _) = last
+        lost = lost_to_doubt(one.over - upper_excess(run, setting.sla, 0.0), one, other)
+        if lost > WORTH:
+            found = edge_rate(excess, response, found * math.exp(lost / 2), ceiling_per_s, FINER * requests) or found
     if found == 0:
         raise _missed(run_at(replica, setting, IDLE * guess_per_s, requests), setting.sla)
     return found
 
 
-def lost_to_doubt(found_per_s: float, doubts: Mapping[float, tuple[float, float]]) -> float:
-    """Log of the rate that a search found lower because its runs leave doubt: `doubts`, by rate, the excess of a run
-    and by how much it is higher than without. By the line through the two runs nearest; 0 where they tell no slope."""
-    near = sorted(doubts, key=lambda rate_per_s: abs(rate_per_s - found_per_s))[:2]
-    if found_per_s == 0 or len(near) < 2:
+def lost_to_doubt(doubt: float, one: Probe, other: Probe) -> float:
+    """Log of the rate that a search finds lower because the excess of its runs is `doubt` higher than without, by the
+    line through two of them; 0 where they tell no slope."""
+    if max(one.over, other.over) >= FAR or one.rate == other.rate:
         return 0.0
-    (over, doubt), (other, _) = (doubts[rate_per_s] for rate_per_s in near)
-    slope = (other - over) / math.log(near[1] / near[0])
-    return doubt / slope if slope > 0 and max(over, other) < FAR else 0.0
+    slope = (other.over - one.over) / math.log(other.rate / one.rate)
+    return doubt / slope if slope > 0 else 0.0
 
 
 def _missed(idle: Simulated, sla: Sla) -> SlaMissed:

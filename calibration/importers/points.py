@@ -128,6 +128,8 @@ def measurement_of_summary(summary: ImportedSummary, known: KnownFacts, name: st
     columns = {**known.deployment(summary.model, name)._asdict(), **_columns(summary, known, name)}
     try:
         point = _POINTS.validate_python(columns)
+        prompts = lognormal_tokens(point.isl, point.isl_cv, OF_PROMPTS).astype(np.int64)
+        point = replace(point, **metrics.prefix_columns(prompts, summary.shared_prefix, summary.server))
     except ValidationError as error:
         raise FileError(f"{name}: makes no possible point; {first_fault(error)}") from None
     return Measurement(point, facts=dict(summary.facts), server=dict(summary.server))
@@ -136,7 +138,6 @@ def measurement_of_summary(summary: ImportedSummary, known: KnownFacts, name: st
 def _columns(summary: ImportedSummary, known: KnownFacts, name: str) -> dict[str, object]:
     load = known.load(summary.load, name, arrivals=summary.usual_arrivals)
     isl, osl = known.lengths(summary.isl, summary.osl, name)
-    prompts = lognormal_tokens(isl, summary.isl_cv, OF_PROMPTS).astype(np.int64)
     return {
         "isl": isl,
         "osl": osl,
@@ -152,7 +153,6 @@ def _columns(summary: ImportedSummary, known: KnownFacts, name: str) -> dict[str
         "measured_at": summary.measured_at,
         "notes": "; ".join([*summary.notes, *_remarks_on_summary(summary, load, osl)]),
         "verdict": summary.verdict or _verdict(summary, load),
-        **metrics.prefix_columns(prompts, summary.shared_prefix, summary.server),
     }
 
 

@@ -273,10 +273,10 @@ def _run_part(run: Run) -> RunPart:
 def import_bundle(store: Store, path: Path) -> tuple[int, bool]:
     """Bring the run in the file at `path` into the store: its number there, and whether it is new to the store.
 
-    A run is told by its UUID: importing it again changes nothing, except that what it lacks here is added: points,
-    where it has gone on elsewhere, and logs that are not on this machine. All or nothing. Raises FileError if the file
-    is not what `export_bundle` wrote, StoreError if the store refuses, is measuring this very run, or has another point
-    of it at one of the levels.
+    A run is told by its UUID: importing it again adds what it lacks here, points where it has gone on elsewhere and
+    logs that are not on this machine, and accepts what was discarded or waited here. All or nothing. Raises FileError
+    if the file is not what `export_bundle` wrote, StoreError if the store refuses, is measuring this very run, or has
+    another point of it at one of the levels.
     """
     with read_bundle(path) as bundle:
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
@@ -68,12 +69,20 @@ class LastCounts(click.Option):
         parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=1)
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """The last value; what it replaces is said on stderr."""
+        """The last value; what it replaces is said on stderr, below the answer."""
         if isinstance(value, list):
             *replaced, value = value
             if replaced:
-                click.echo(f"--{self.name}: {value} counts, not {' and '.join(replaced)}: give one limit", err=True)
+                said = f"--{self.name}: {value} counts, not {' and '.join(replaced)}: give one limit"
+                ctx.with_resource(_said_below(said))
         return super().process_value(ctx, value)
+
+
+@contextmanager
+def _said_below(line: str) -> Iterator[None]:
+    """`line` on stderr once the command is through; an error stays the only line."""
+    yield
+    click.echo(line, err=True)
 
 
 LAWS = ("isl_law", "osl_law")

@@ -122,6 +122,8 @@ def test_of_two_limits_on_a_metric_the_last_counts_and_it_is_said(capsys: pytest
     assert code == 0
     assert json.loads(out)["gpus"] > 0
     assert err == "--itl: p50:25ms counts, not p95:30ms: give one limit\n"
+    code, out, err = run([*ONE, "--itl", "p50:25ms", "--rate", "-3"], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1), "an error stays the only line"
 
 
 ONE = replaced(tp="2", engine="trtllm")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import streamlit as st
 from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
@@ -19,6 +19,7 @@ from calibration.plan import Answering
 from sizing.budget import within
 from sizing.catalog import Model
 from sizing.errors import NotComputed, ScenarioError, TimeLimitReached
+from sizing.question import Range
 from sizing.trace import Trace
 from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario
@@ -27,6 +28,8 @@ from ui.words import plain, sentence_case
 LONGEST = 200
 """Characters of a value of a view at most; what is longer is nobody's choice."""
 T = TypeVar("T")
+Usual = TypeVar("Usual", float, float | None)
+Stretch = Literal["stretch"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -122,6 +125,55 @@ def chosen(label: str, options: Mapping[str, str], key: str, *, help: str | None
     )
     visit().shown[name] = st.session_state[name]
     return str(st.session_state[name])
+
+
+def number_typed(
+    key: str, label: str, allowed: Range, usual: Usual, help: str | None = None, *, width: int | Stretch = "stretch"
+) -> Usual:
+    """A number that the visitor types, or None where that is usual; what differs from the usual one is in the URL."""
+    name, state = PREFIX + key, st.session_state
+    try:
+        held = float(state.get(name, usual))
+    except (TypeError, ValueError):
+        held = None
+    state[name] = usual if held is None or held not in allowed else held
+    if usual is not None:
+        state[name] = float(state[name])
+    st.number_input(
+        label,
+        float(allowed.low),
+        float(allowed.high),
+        format="%g",
+        key=name,
+        help=help,
+        placeholder="None",
+        persist_state="session",
+        width=width,
+    )
+    value: Usual = state[name]
+    if value != usual:
+        visit().shown[name] = f"{value:.12g}"
+    return value
+
+
+def one_picked(key: str, label: str, options: Mapping[str, str], *, help: str | None = None, usual: str = "") -> str:
+    """One of `options` (value: words on screen) from a list; in the URL where it is not the usual one or the first."""
+    name, state = PREFIX + key, st.session_state
+    first = usual or next(iter(options))
+    if state.get(name) not in options:
+        state[name] = first
+    st.selectbox(label, [*options], format_func=options.__getitem__, key=name, help=help, persist_state="session")
+    if state[name] != first:
+        visit().shown[name] = state[name]
+    return str(state[name])
+
+
+def begin_anew(form: str, value: Any, *keys: str) -> None:
+    """Drop what the visitor typed under these keys once the form they belong to is drawn for another `value`."""
+    if visit().filled.setdefault(form, value) != value:
+        visit().filled[form] = value
+        for key in keys:
+            st.session_state.pop(PREFIX + key, None)
 
 
 def let_go(file_id: str) -> None:

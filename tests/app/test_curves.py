@@ -127,10 +127,13 @@ def test_the_range_of_loads_is_typed_and_a_load_can_be_taken(drawn: Open, plan: 
     start.set_value(10.0)
     end.set_value(30.0).run()
     assert figures(app)[0]["layout"]["xaxis"]["range"] == [10, 30]
+    link = {key: value for key, value in query_of(app).items() if key in ("show.from", "show.to")}
+    assert figures(drawn("gpus", **link))[0]["layout"]["xaxis"]["range"] == [10, 30]
     end.set_value(5.0).run()
     assert not app.exception and "ends before it starts" in shown(app)
-    app = press(drawn("gpus"), f"Use {significant(2 * TWO.rate_per_s)} requests/s")
+    app = press(drawn("gpus", **link), f"Use {significant(2 * TWO.rate_per_s)} requests/s")
     assert float(query_of(app)["rate"]) == 2 * TWO.rate_per_s
+    assert figures(app)[0]["layout"]["xaxis"]["range"] == [0, 6 * TWO.rate_per_s], "another rate, another range"
 
 
 def test_the_front_is_bold_where_it_keeps_the_sla_and_names_what_is_on_it(drawn: Open, plan: Plan) -> None:
@@ -142,8 +145,10 @@ def test_the_front_is_bold_where_it_keeps_the_sla_and_names_what_is_on_it(drawn:
     dot = trace(figure, f"{plan.answer.candidate.label}, planned load")
     assert dot["y"] == [plan.answer.load_per_s / plan.answer.candidate.gpus]
     assert "Enter a price" in shown(app)
-    app.main.number_input(key="interactivity").set_value(1e6).run()
+    app.main.number_input(key="show.interactivity").set_value(1e6).run()
     assert "No configuration gives more than" in shown(app)
+    again = drawn("interactivity", **{"show.interactivity": query_of(app)["show.interactivity"]})
+    assert again.main.number_input(key="show.interactivity").value == 1e6
 
 
 def test_with_a_price_the_front_may_be_of_cost(drawn: Open) -> None:

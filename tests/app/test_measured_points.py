@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing.numbers import percent, significant
 from sizing.points import write_points
-from tests.app.conftest import keep, point, text_of
+from tests.app.conftest import keep, point, query_of, text_of
 from ui import answers
 
 Open = Callable[..., AppTest]
@@ -69,6 +69,21 @@ def test_the_line_is_the_fitted_law_and_its_error_is_told(curves: Callable[[], A
     assert f"within {percent(worst, 1)}" in captions and f"{percent(fitted.leave_one_out, 1)} median error" in captions
     line = series(app, "Requests/s")["mean, fitted law"]
     assert line == ([*LEVELS], [error.requests_per_s for error in fitted.errors])
+
+
+def test_the_link_opens_the_curve_that_was_picked(opened: Open, store: Store) -> None:
+    keep(store, [point(n) for n in LEVELS])
+    longer = [replace(point(n), isl=4 * point(n).isl, requests_per_s=point(n).requests_per_s / 2) for n in LEVELS]
+    for size in (64, 128):
+        keep(store, [replace(each, max_batch_size=size) for each in (*longer, *map(point, LEVELS))])
+    query = {"ttft": "off", "itl": "off", "show.chart": "measured"}
+    app = opened(page="curves", **query)
+    deployments = app.main.selectbox[0]
+    deployments.set_value(next(each for each in deployments.options if "at most 128" in each)).run()
+    app.main.selectbox[1].set_value(app.main.selectbox[1].options[-1]).run()
+    again = opened(page="curves", **query_of(app))
+    assert [box.value for box in again.main.selectbox] == [box.value for box in app.main.selectbox]
+    assert again.title[0].value == app.title[0].value
 
 
 def test_void_points_are_told_with_their_reasons_and_not_drawn(curves: Callable[[], AppTest], store: Store) -> None:

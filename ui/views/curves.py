@@ -22,7 +22,7 @@ from sizing.memory_use import KV_USED, PARTS, WEIGHTS, MemoryUse, memory_use
 from sizing.numbers import significant
 from sizing.plans import Fleet, Plan
 from sizing.points import Point
-from sizing.question import RATE
+from sizing.question import RATE, Range
 from sizing.workload import Limit
 from ui import answers
 from ui.answers import named
@@ -32,7 +32,7 @@ from ui.charts.latency import latency_against_load, measured_s, with_knee, with_
 from ui.computing import Outcome
 from ui.look import basis_line, data_behind, ink, show
 from ui.scenario import Scenario
-from ui.visit import chosen
+from ui.visit import begin_anew, chosen, number_typed
 from ui.words import UNIT, limit_name, plain, room, sentence_case, tell, why_none
 
 
@@ -201,14 +201,15 @@ def _planned(plan: Plan | None, measure: Measure, scenario: Scenario, price: flo
 def _best_at(best: Sequence[Spot], measure: Measure) -> None:
     """The front at an interactivity of one's choice."""
     fastest = best[-1].x
-    wanted = st.number_input(
+    half = float(f"{fastest / 2:.2g}")
+    begin_anew("interactivity", half, "interactivity")
+    wanted = number_typed(
+        "interactivity",
         "Interactivity at least (output tokens/s per user)",
-        min_value=0.0,
-        value=float(f"{fastest / 2:.2g}"),
-        format="%g",
-        key="interactivity",
+        Range(0, 1e6),
+        half,
+        "The best configuration that gives every user at least this many output tokens/s on average.",
         width=320,
-        help="The best configuration that gives every user at least this many output tokens/s on average.",
     )
     spot = next((spot for spot in best if spot.x >= wanted), None)
     if spot is None:
@@ -276,19 +277,12 @@ def best_of_other_gpus(plan: Plan, fleet: Fleet) -> list[tuple[str, Fleet]]:
 
 
 def _range(rate_per_s: float) -> tuple[float, float]:
+    """The loads drawn, which begin anew for another rate."""
+    loads = Range(0, RATE.high)
+    begin_anew("loads", rate_per_s, "from", "to")
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        low = st.number_input(
-            "From (requests/s)", 0.0, float(RATE.high), 0.0, format="%g", key=f"from_{rate_per_s}", width=160
-        )
-        high = st.number_input(
-            "To (requests/s)",
-            0.0,
-            float(RATE.high),
-            min(3 * rate_per_s, float(RATE.high)),
-            format="%g",
-            key=f"to_{rate_per_s}",
-            width=160,
-        )
+        low = number_typed("from", "From (requests/s)", loads, 0.0, width=160)
+        high = number_typed("to", "To (requests/s)", loads, min(3 * rate_per_s, RATE.high), width=160)
     return low, high
 
 

@@ -12,14 +12,14 @@ import streamlit as st
 
 from sizing.fitting import Fit, PointError
 from sizing.numbers import percent, significant
-from sizing.points import Curve, Point, curves, write_points
+from sizing.points import Curve, Deployment, Point, curves, write_points
 from sizing.text import cautions
 from sizing.workload import Lengths
 from ui import answers
 from ui.charts.base import Chart
 from ui.charts.fit import ComparedSeries, measured_and_law
 from ui.look import data_behind, ink, show
-from ui.visit import visit
+from ui.visit import one_picked, visit
 from ui.words import plain
 
 REFERENCE_ENGINE = "reference"
@@ -65,17 +65,26 @@ def _chosen(found: Sequence[Curve]) -> Curve:
     deployments = list(dict.fromkeys(curve.deployment for curve in found))
     deployments.sort(key=lambda deployment: (deployment.model != wanted, deployment.label))
     left, right = st.columns([3, 1])
-    deployment = left.selectbox(
-        "Deployment", deployments, format_func=lambda d: d.label, help="Model, precision, GPU, TP and engine measured."
-    )
+    with left:
+        by_name = {_name(deployment): deployment for deployment in deployments}
+        names = {name: name for name in by_name}
+        deployment = by_name[one_picked("deployment", "Deployment", names, help=DEPLOYMENT_HELP)]
     measured = [curve for curve in found if curve.deployment == deployment]
     measured.sort(key=lambda curve: (astuple(curve.lengths), astuple(curve.prefix)))
-    return right.selectbox(
-        "Lengths (tokens)",
-        measured,
-        format_func=lambda curve: _lengths_in_words(curve.lengths) + curve.prefix.label,
-        help="Mean ISL and OSL measured; varied: requests of different lengths, CV = deviation over mean.",
-    )
+    with right:
+        by_lengths = {_lengths_in_words(curve.lengths) + curve.prefix.label: curve for curve in measured}
+        lengths = {text: text for text in by_lengths}
+        return by_lengths[one_picked("lengths", "Lengths (tokens)", lengths, help=LENGTHS_HELP)]
+
+
+DEPLOYMENT_HELP = "Model, precision, GPU, TP and engine measured."
+LENGTHS_HELP = "Mean ISL and OSL measured; varied: requests of different lengths, CV = deviation over mean."
+
+
+def _name(deployment: Deployment) -> str:
+    """What tells it from all others, on screen and in the URL."""
+    limit = f", at most {deployment.max_batch_size:,}" if deployment.max_batch_size else ""
+    return deployment.label + limit
 
 
 def _lengths_in_words(lengths: Lengths) -> str:

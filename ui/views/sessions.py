@@ -24,14 +24,12 @@ from sizing.workload import PERCENTILES, Sessions
 from ui import answers
 from ui.charts.traced import hit_rate_over_load, later_ttft_over_load
 from ui.computing import Outcome
-from ui.link import PREFIX
 from ui.look import card, data_behind, ink, show
 from ui.scenario import CHATS, Scenario
 from ui.views.answer import alternatives, cards, export, headline, left_out, remarks, widen
-from ui.visit import chosen, visit
+from ui.visit import chosen, number_typed, one_picked
 from ui.words import plain, sentence_case, tell, tell_unreadable
 
-state = st.session_state
 MANY = {"users": "Users at once", "rate": "Sessions/s"}
 MANY_HELP = (
     "Users or agents with a session open at once, those who read or wait for a tool included; or sessions that start."
@@ -126,13 +124,13 @@ def ask_sessions(scenario: Scenario) -> tuple[SessionLoad, tuple[SessionLimit, .
     many = chosen("How many", MANY, "many", help=MANY_HELP)
     with st.form("sessions", border=True):
         with st.grid(6, min_column_width=140):
-            count = _number(many, HOW_MANY[many])
-            values = {name: _number(name, number) for name, number in NUMBERS.items()}
-            law = _one_of("turn_law", "Number of turns", TURN_LAWS, "How it varies between sessions.")
-            routing = _one_of("session_routing", "Routing of turns", ROUTINGS, ROUTING_HELP)
-            limits = {name: _number(name, number) for name, (_, _, number) in LIMITS.items()}
+            count = number_typed(many, *HOW_MANY[many])
+            values = {name: number_typed(name, *number) for name, number in NUMBERS.items()}
+            law = one_picked("turn_law", "Number of turns", TURN_LAWS, help="How it varies between sessions.")
+            routing = one_picked("session_routing", "Routing of turns", ROUTINGS, help=ROUTING_HELP)
+            limits = {name: number_typed(name, *number) for name, (_, _, number) in LIMITS.items()}
             percentiles = {str(each): f"p{each}" for each in PERCENTILES}
-            percentile = _one_of("percentile", "Percentile of these limits", percentiles, "", usual="95")
+            percentile = one_picked("percentile", "Percentile of these limits", percentiles, usual="95")
         st.form_submit_button("Plan for these sessions", icon=":material/forum:")
     st.caption(IN_PLACE + (f" {NO_GAPS}" if scenario.gap else ""))
     try:
@@ -150,45 +148,6 @@ def ask_sessions(scenario: Scenario) -> tuple[SessionLoad, tuple[SessionLimit, .
     except SizingError as error:
         st.error(plain(sentence_case(str(error))), icon=":material/block:")
         return None
-
-
-def _number(name: str, number: Number) -> float | None:
-    """A number of the form; what differs from the usual one is in the URL."""
-    key, (label, allowed, usual, help_) = PREFIX + name, number
-    try:
-        held = float(state.get(key, usual))
-    except (TypeError, ValueError):
-        held = None
-    state[key] = usual if held is None or held not in allowed else held
-    if usual is not None:
-        state[key] = float(state[key])
-    st.number_input(
-        label,
-        float(allowed.low),
-        float(allowed.high),
-        format="%g",
-        key=key,
-        help=help_,
-        placeholder="None",
-        persist_state="session",
-    )
-    value: float | None = state[key]
-    if value != usual:
-        visit().shown[key] = f"{value:.12g}"
-    return value
-
-
-def _one_of(name: str, label: str, options: Mapping[str, str], help_: str, usual: str = "") -> str:
-    """One of a few; the choice is in the URL where it is not the usual one, else the first."""
-    key, first = PREFIX + name, usual or next(iter(options))
-    if state.get(key) not in options:
-        state[key] = first
-    st.selectbox(
-        label, [*options], format_func=options.__getitem__, key=key, help=help_ or None, persist_state="session"
-    )
-    if state[key] != first:
-        visit().shown[key] = state[key]
-    return str(state[key])
 
 
 def simulated(scenario: Scenario, load: SessionLoad, limits: tuple[SessionLimit, ...]) -> answers.ForSessions:

@@ -243,17 +243,21 @@ LENGTHS = "isl osl isl_cv osl_cv".split()
 
 
 class Budget(Strict):
-    """What an adaptive sweep may cost, and how wide a band of the GPU count is sure enough.
+    """What an adaptive sweep may cost, in GPU-minutes or in minutes of the server, and how wide a band of the GPU count
+    is sure enough.
 
     `verify_minutes`: how long the planned load of a replica is then offered at random; 0: not at all.
     """
 
-    gpu_minutes: Positive
+    gpu_minutes: Positive | None = None
+    minutes: Positive | None = None
     band: Annotated[float, Field(gt=0, le=1)] = 0.2
     verify_minutes: Share = 0.0
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Budget:
+        if (self.gpu_minutes is None) == (self.minutes is None):
+            raise ValueError("needs gpu_minutes or minutes, one of them")
         try:
             self.question("", Lengths(1000, 1000))
         except ScenarioError as error:
@@ -267,13 +271,13 @@ class Budget(Strict):
 
     def budget_s(self, gpus: int) -> float:
         """Seconds that an instance of `gpus` GPUs may be measured."""
-        return self.gpu_minutes * 60 / gpus
+        return 60 * self.minutes if self.minutes else 60 * (self.gpu_minutes or 0.0) / gpus
 
 
 _ENTRIES: dict[str, Any] = {name: FIELDS[name].entry for name in ASKED}
 _OPEN: dict[str, Any] = dict.fromkeys(LENGTHS, (float | None, None))
 AdaptivePlan = create_model("AdaptivePlan", __base__=Budget, **(_ENTRIES | _OPEN))
-"""Measure of the grid only the levels that make the GPU count of one question sure, within `gpu_minutes`.
+"""Measure of the grid only the levels that make the GPU count of one question sure, within `gpu_minutes` or `minutes`.
 
 The question: fields as in a capacity plan, of which `rate` and one limit must be given; `isl`, `osl` and their
 variations default to the first lengths of the plan. Sure enough is a 90 % band of the count no wider than `band` of it,

@@ -313,7 +313,7 @@ def plan_of(site: Site, given: Mapping[str, Any], before_s: float) -> PlanFile:
             "lengths": [lengths],
             "concurrency": users_of(given["most_users"]),
             "budget_s": level_s(budget_s),
-            "adaptive": {"gpu_minutes": (before_s + budget_s) / 60 * site.replica.tp * site.replica.pp, **asked},
+            "adaptive": {"minutes": (before_s + budget_s) / 60, **asked},
             "client": {"self_check": given["self_check"]},
         },
         given,

@@ -93,3 +93,5 @@ def test_an_adaptive_run_takes_its_budget_however_many_levels() -> None:
     question = {"gpu_minutes": 30.0, "rate": 2.0, "ttft": "p95:1s"}
     plan = plan_file(replace(NEW, question=question)).plan
     assert duration(plan, [], gpus=4).gpu_minutes(4) == 30
+    of_the_server = {"minutes": 30.0, "rate": 2.0, "ttft": "p95:1s"}
+    assert duration(plan_file(replace(NEW, question=of_the_server)).plan, [], gpus=4).gpu_minutes(4) == 120

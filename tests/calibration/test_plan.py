@@ -97,6 +97,8 @@ def test_a_relative_tokenizer_lies_beside_the_plan(tmp_path: Path) -> None:
         (OPENAI.format("http://h:1', body: {max_tokens: 3}, ca_file: 'c"), "body: max_tokens is set for each request"),
         (MINIMAL + "server: {api_key_env: KEY}", "server: api_key_env goes with protocol: openai only"),
         (MINIMAL + "adaptive: {gpu_minutes: 5, rate: 2}", "adaptive: "),
+        (MINIMAL + "adaptive: {rate: 2, ttft: 'p95:1s'}", "needs gpu_minutes or minutes"),
+        (MINIMAL + "adaptive: {gpu_minutes: 5, minutes: 5, rate: 2, ttft: 'p95:1s'}", "needs gpu_minutes or minutes"),
         (
             "lengths: [{isl: 6, osl: 4}]\nrates: [3]\nadaptive: {gpu_minutes: 5, rate: 2, ttft: 'p95:1s'}",
             "adaptive: it chooses among closed-loop levels",

@@ -203,17 +203,17 @@ def _question(scenario: Scenario) -> Question:
     ):
         return {}
     minutes = st.number_input("Budget (GPU-minutes)", 1.0, 10_000.0, format="%g", key="run_budget")
-    return question_of(scenario, minutes)
+    return {"gpu_minutes": minutes, **question_of(scenario)}
 
 
-def question_of(scenario: Scenario, gpu_minutes: float) -> Question:
-    """The question of the page as a plan's ``adaptive`` has it."""
+def question_of(scenario: Scenario) -> Question:
+    """The question of the page as a plan's ``adaptive`` has it, without a budget."""
     query = link.to_query(scenario)
     limits: Question = {metric: query[metric] for metric in LIMITED if getattr(scenario, metric) is not None}
     waits: Question = {"queue_limit": scenario.queue_limit} if scenario.queue_limit else {}
     waits = {**waits, "queue_timeout": f"{scenario.queue_timeout_s!r}s"} if scenario.queue_timeout_s else waits
     floats = {name: float(getattr(scenario, name)) for name in ("headroom", *LENGTHS)}
-    rate: Question = {"gpu_minutes": gpu_minutes, "rate": scenario.rate_per_s, "arrivals": query["arrivals"]}
+    rate: Question = {"rate": scenario.rate_per_s, "arrivals": query["arrivals"]}
     return {**rate, **limits, **waits, **floats, "routing": scenario.routing, "spare": scenario.spare}
 
 
@@ -275,15 +275,14 @@ def size_view(store: Store, scenario: Scenario) -> None:
                 f"Taken: {', '.join(f'{name} {value}' for name, value in taken.items())}, unless said otherwise, here "
                 "or by the server."
             )
-    budget_s, gpus = 60 * minutes, int(said.get("tp", 1))
     new = NewRun(
         **where,  # type: ignore[arg-type]
         lengths=scenario.lengths,
         concurrency=tuple(users_of(MOST_USERS)),
         labels=said,
         assumed=taken,
-        longest_s=level_s(budget_s),
-        question={**question_of(scenario, minutes * gpus), "verify_minutes": verify},
+        longest_s=level_s(60 * minutes),
+        question={"minutes": minutes, **question_of(scenario), "verify_minutes": verify},
     )
     offer(store, new, startable)
 
@@ -355,10 +354,10 @@ def _gpus(new: NewRun) -> int:
 
 
 def _in_words(expected: Duration, new: NewRun) -> str:
-    """For the button: "at most 12 GPU-minutes of measuring". Without TP it is per GPU, an adaptive budget apart."""
+    """For the button: "at most 12 GPU-minutes of measuring". Without TP it is per GPU, a budget of them apart."""
     bound = "at most" if expected.at_most else "about"
     measuring = " of measuring" if expected.at_most and not new.question else ""
-    each = "" if "tp" in new.labels or new.question else " per GPU of the server"
+    each = "" if "tp" in new.labels or "gpu_minutes" in new.question else " per GPU of the server"
     return f"{bound} {significant(expected.gpu_minutes(_gpus(new)))} GPU-minutes{measuring}{each}"
 
 

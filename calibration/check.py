@@ -15,7 +15,7 @@ from rich.console import Console
 
 from calibration import run as sweep
 from calibration.commands import heed_signals
-from calibration.errors import StoreError, Undecided
+from calibration.errors import CalibrationError, StoreError, Undecided
 from calibration.plan import PlanFile, level_key, parse_plan
 from calibration.progress import Bar
 from calibration.records import Measurement
@@ -78,6 +78,11 @@ def check_command(name: str, url: str | None, tolerance: float, minutes: float |
     except KeyboardInterrupt:
         click.echo("interrupted: nothing can be told; run the same command again", err=True)
         sys.exit(INTERRUPTED)
+    except CalibrationError as error:
+        if bar.run_id is None:
+            raise
+        why = store.run(bar.run_id).error  # without the word on how to continue a run, which this is not
+        raise type(error)(f"{why}; nothing can be told: run the same command again") from None
     finally:
         if bar.run_id is not None and store.run(bar.run_id).points:
             discard(store, bar.run_id)  # a measurement of a check is for nothing else, unless somebody accepts it

@@ -13,8 +13,10 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibration import check
 from calibration.__main__ import main
 from calibration.check import again, change
+from calibration.errors import ServerError
 from calibration.records import Measurement
 from calibration.store import DATABASE_VARIABLE, Store
 from lab.mock.process import running
@@ -129,6 +131,22 @@ def test_a_server_that_is_gone_is_one_line(tmp_path: Path) -> None:
         measured(tmp_path, server.http_url, requests=4, users="[1]")
     result = call("check", 1)
     assert result.exit_code == 2 and result.stderr.count("error:") == 1
+
+
+def test_a_server_that_dies_in_a_check_leaves_no_run_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(file: Any, store: Store, bar: Any, **_: Any) -> int:
+        bar.run_id = store.create_run("")
+        store.finish_run(bar.run_id, "failed", "it died")
+        raise ServerError(f"it died; points are kept; continue with: python -m calibration resume {bar.run_id}")
+
+    with running(script(0.2)) as server:
+        measured(tmp_path, server.http_url, requests=4, users="[1]")
+    monkeypatch.setattr(check.sweep, "run", dies)
+    result = call("check", 1)
+    assert result.exit_code == 2
+    assert result.stderr.strip() == "error: it died; nothing can be told: run the same command again"
 
 
 @given(ratio=st.floats(0.3, 3.0), error=st.floats(0.001, 0.3), tolerance=st.floats(0.01, 0.4))

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from calibration.errors import CalibrationError
+
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 MOST_TOKENS = 10_000_000
 MOST_REQUESTS = 1_000_000
@@ -37,7 +39,8 @@ class Finite(click.ParamType[float]):
 
 
 class EitherSpelling(click.Command):
-    """Long flags may be written with ``_`` or ``-``; ``--time_bet_reqs`` takes all the numbers that follow it."""
+    """Long flags may be written with ``_`` or ``-``; ``--time_bet_reqs`` takes all the numbers that follow it. Errors
+    name flags, not the keys of a plan, which these commands have none of."""
 
     def __init__(self, *args: Any, **extra: Any) -> None:
         extra["context_settings"] = {"token_normalize_func": hyphenated}
@@ -45,6 +48,16 @@ class EitherSpelling(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, spread(args))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CalibrationError as error:
+            raise error.named(FLAGS) from None
+
+
+FLAGS = {"server.url": "-u", "server.model": "the name of the model", "tokenizer": "--tokenizer_dir"}
+"""Keys of a plan, and the flags that say the same."""
 
 
 def hyphenated(token: str) -> str:

@@ -245,6 +245,12 @@ def test_wrong_input_is_one_line_that_names_it(server: FakeServer, line: str, sa
     assert said.replace("_", "-") in refused(line).replace("_", "-")
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_where_nothing_answers_the_flag_is_named(protocol: str) -> None:
+    lengths = "--input_mean 9 --input_stdev 0 --output_mean 9 --output_stdev 0"
+    assert "or correct -u" in refused(f"-i {protocol} -u 127.0.0.1:9 token_norm_dist {lengths} --num_requests 5")
+
+
 def test_failures_are_counted_and_said(server: FakeServer) -> None:
     server.fail_every = 3
     result = run("--dataset mini.json --model_name ensemble --json")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from sizing.analyses.sensitivity import resized
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet
-from sizing.question import Question
+from sizing.question import RATE, Question
 
 HOURS = 24
 
@@ -63,14 +63,14 @@ def daily_rates(text: str) -> tuple[float, ...]:
 
 
 def rate_of_hour(hour: int, word: str) -> float:
-    """Requests/s of one hour; ScenarioError, naming the hour, for anything but a number of 0 or more."""
+    """Requests/s of one hour, 0 or in RATE; raises ScenarioError, naming the hour, for anything else."""
     try:
         rate = float(word)
     except ValueError:
         rate = math.nan
-    if not 0 <= rate < math.inf:
+    if rate and rate not in RATE:
         raise ScenarioError(
-            f"--daily, hour {hour} of 0 to 23 (of 24 rates): {word.strip()!r} is not a number of 0 or more"
+            f"--daily, hour {hour} of 0 to 23 (of 24 rates): {word.strip()!r} is not a number {RATE}, and not 0"
         )
     return rate
 

@@ -20,7 +20,7 @@ from sizing.plans import Basis, Candidate, Rejection, basis_of, beyond_measured
 from sizing.prediction import Caution, Prediction
 from sizing.question import FIELDS, Setting, check_load, check_priced, check_terms, sla_of, with_laws, workload_of
 from sizing.simulator import Simulated, Watch
-from sizing.simulator.runs import Stream, simulate_streams
+from sizing.simulator.runs import FEWEST_OF_STREAM, Stream, simulate_streams
 from sizing.workload import Limit, Routing, Sla, Workload
 
 MOST = 8
@@ -149,7 +149,14 @@ def _shared_fleet(shares: Sequence[Share], candidate: Candidate, terms: Terms) -
     if not shares:
         raise ScenarioError("a shared fleet needs at least one workload")
     needs = []
+    total_per_s = sum(share.workload.rate_per_s for share in shares)
     for share in shares:
+        own_per_s = share.workload.rate_per_s
+        if own_per_s * REQUESTS < FEWEST_OF_STREAM * total_per_s:
+            raise ScenarioError(
+                f"{share.name}: {own_per_s:g} of all {total_per_s:g} requests/s are too few to be judged: leave this "
+                "workload out, or size it alone"
+            )
         try:
             needs.append(alone(share, candidate, terms))
         except SlaMissed as missed:

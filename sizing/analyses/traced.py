@@ -25,7 +25,7 @@ from sizing.queueing import stable_rate_per_s
 from sizing.simulator.recorded import Replayed, judged, limits_on_requests, replay
 from sizing.simulator.scheduler import Counts
 from sizing.token_law import TokenLaw
-from sizing.trace import DAY_S, HOUR_S, Trace, hours
+from sizing.trace import DAY_S, HOUR_S, Trace, TraceError, hours
 from sizing.workload import METRICS, Lengths, Limit, Prefix, Sla
 
 FINE = 256
@@ -105,7 +105,10 @@ def ranks(values: NDArray[np.integer[Any]]) -> Floats:
 
 
 def busiest_rate_per_s(trace: Trace) -> float:
-    """Requests/s of the hour with the most of them; of a trace below an hour its mean."""
+    """Requests/s of the hour with the most of them; of a trace below an hour its mean. Raises TraceError where all
+    requests come at once, at no rate."""
+    if not trace.span_s:
+        raise TraceError("all requests of the trace arrive at once: at no rate that could be sized for")
     most = max(hour.last - hour.first for hour in hours(trace))
     return max(most / HOUR_S, trace.rate_per_s) if trace.span_s >= HOUR_S else trace.rate_per_s
 

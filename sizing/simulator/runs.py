@@ -276,6 +276,10 @@ def simulate_streams(
     return tuple(results)
 
 
+FEWEST_OF_STREAM = 10
+"""Requests of a stream, of several that are simulated together, whose latencies can be measured at all."""
+
+
 def _merged(
     replica: Replica, streams: Sequence[Stream], requests: int, replicas: int, together: int, seed: int
 ) -> tuple[Requests, Tokens]:
@@ -285,7 +289,7 @@ def _merged(
     parts = []
     for number, stream in enumerate(streams):
         own = int(requests * stream.workload.rate_per_s / rate_per_s)
-        if own < 10:
+        if own < FEWEST_OF_STREAM:
             raise ScenarioError(
                 f"stream {number} is {own} of {requests} requests, too few to measure: simulate more requests"
             )

@@ -99,7 +99,7 @@ def test_a_day_costs_no_more_than_its_busiest_hour_all_day() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1,2,3", ",".join(["1"] * 25), ",".join(["0"] * 24), "1," * 23 + "x", "1," * 23 + "-1"]
+    "text", ["1,2,3", ",".join(["1"] * 25), ",".join(["0"] * 24), "1," * 23 + "x", "1," * 23 + "-1", "1," * 23 + "1e-7"]
 )
 def test_a_day_that_is_no_day_is_refused(text: str) -> None:
     with pytest.raises(ScenarioError, match="24"):

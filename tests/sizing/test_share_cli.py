@@ -77,3 +77,12 @@ def test_each_workload_keeps_a_gap_limit_of_its_own(capsys: pytest.CaptureFixtur
     assert chat["predicted"]["gap"]["p99_s"] <= 0.15
     assert batch["predicted"]["gap"]["p50_s"] > 0
     assert "gap" not in json.loads(shared)["workloads"][0]["predicted"]
+
+
+def test_a_workload_of_too_few_requests_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    rare = BATCH.replace("rate=1,", "rate=1e-6,")
+    code, out, err = run(["share", *FLEET, "--workload", CHAT, "--workload", rare], capsys)
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: batch: 1e-06 of all 8 requests/s are too few to be judged: leave this workload out, or size it alone\n"
+    )

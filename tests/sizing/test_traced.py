@@ -25,7 +25,7 @@ from sizing.errors import ScenarioError
 from sizing.plans import NoFeasiblePlan
 from sizing.question import Question
 from sizing.simulator.recorded import replay
-from sizing.trace import HOUR_S, Trace
+from sizing.trace import HOUR_S, Trace, TraceError
 from sizing.workload import PERCENTILES, Limit, Metric, Sla, Workload
 from tests.sizing.engines import candidate
 
@@ -313,3 +313,9 @@ def test_engines_without_a_prefix_cache_are_left_out() -> None:
     with pytest.raises(NoFeasiblePlan) as raised:
         plan_trace(asked(trace), trace, [candidate(batching=rule) for rule in rules], prefix_cache=True)
     assert {each.why.split()[0] for each in raised.value.rejected} == {"static", "how"}
+
+
+def test_requests_that_all_come_at_once_have_no_rate() -> None:
+    at_once = Trace(np.zeros(3), np.full(3, 100, np.int32), np.full(3, 10, np.int32))
+    with pytest.raises(TraceError, match="arrive at once"):
+        busiest_rate_per_s(at_once)

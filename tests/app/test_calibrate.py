@@ -23,7 +23,7 @@ from sizing.fitting import fit
 from sizing.numbers import percent
 from sizing.points import write_points
 from sizing.question import Question
-from tests.app.conftest import keep, point, query_of, text_of
+from tests.app.conftest import ONE, keep, point, query_of, text_of
 from tests.calibration.openai_server import MODEL, openai_server
 from ui import answers
 
@@ -206,7 +206,7 @@ def test_only_servers_on_the_list_can_be_picked_and_minutes_are_told_before(
     press(app, "Start: at most 16 GPU-minutes of measuring")
     (plan,) = started
     assert plan["concurrency"] == [2, 8] and plan["budget_s"] == 60 and plan["deployment"] == {"tp": 4}
-    assert query_of(app)["show.calibrate"] == "runs" and query_of(app)["show.run"] == "1"
+    assert query_of(app)["show.calibrate"] == "runs" and query_of(app)["show.measured_run"] == "1"
     again = speaks(calibrate("new"), "grpc")
     assert "Run 1 is measuring gpu-7:8001" in words(again)
     assert next(button for button in again.main.button if button.label.startswith("Start")).disabled
@@ -400,8 +400,19 @@ def test_a_run_of_the_link_is_shown_and_one_that_is_not_there_is_not_missed(
     calibrate: Callable[..., AppTest], store: Store
 ) -> None:
     first, second = waiting(store), waiting(store, target="gpu-8:8001")
-    shown = [calibrate("runs", **{"show.run": said}).main.selectbox[0].value for said in (str(first), "99", "x")]
-    assert shown == [first, second, second]
+    links = [{key: said} for key in ("show.measured_run", "show.run") for said in (str(first), "99", "x")]  # also old
+    shown = [calibrate("runs", **link).main.selectbox[0].value for link in links]
+    assert shown == 2 * [first, second, second]
+
+
+def test_a_run_is_apart_from_the_settings_of_simulate(opened: Open, store: Store) -> None:
+    waiting(store)
+    app = opened(ONE, "calibrate", **{"show.calibrate": "runs", "show.run": "seed=7"})
+    app.switch_page("ui/pages/simulate.py").run()
+    assert not app.exception and app.number_input(key="simulate_seed").value == 7
+    app.session_state["show.calibrate"] = "new"
+    app.switch_page("ui/pages/calibrate.py").run()
+    assert not app.exception and app.number_input(key="run_seed").value == 0
 
 
 # Import

@@ -102,8 +102,8 @@ def test_the_formula_is_held_against_the_run_figure_by_figure(inside: Open) -> N
 def test_settings_are_taken_together_when_run_is_pressed_and_kept_in_the_url(inside: Open) -> None:
     app = inside()
     before = text_of(app.title[0].value)
-    app.number_input(key="run_load_per_s").set_value(100.0)
-    app.number_input(key="run_requests").set_value(2000)
+    app.number_input(key="simulate_load_per_s").set_value(100.0)
+    app.number_input(key="simulate_requests").set_value(2000)
     next(button for button in app.button if button.label == "Run").click()
     app.run()
     assert not app.exception
@@ -111,19 +111,19 @@ def test_settings_are_taken_together_when_run_is_pressed_and_kept_in_the_url(ins
     assert query_of(app)["show.run"] == "load=100.0;requests=2000"
     assert "latencies only reflect how long the run lasted" in shown(app)
     again = open_query(query_of(app), "simulate")
-    assert again.title[0].value == app.title[0].value and again.number_input(key="run_requests").value == 2000
+    assert again.title[0].value == app.title[0].value and again.number_input(key="simulate_requests").value == 2000
     next(button for button in again.button if button.label.startswith("Back to the plan")).click()
     again.run()
     assert text_of(again.title[0].value) == before and "show.run" not in query_of(again)
-    assert again.number_input(key="run_requests").value == simulating.USUAL_REQUESTS
+    assert again.number_input(key="simulate_requests").value == simulating.USUAL_REQUESTS
 
 
 def test_settings_follow_the_plan_where_they_were_not_changed(inside: Open, plan: Plan) -> None:
     app = inside(**{"show.run": "seed=7"})
     app.sidebar.number_input(key="rate_per_s").set_value(1.05 * ONE.rate_per_s).run()
     assert not app.exception
-    assert app.number_input(key="run_seed").value == 7
-    load_per_s = app.number_input(key="run_load_per_s").value
+    assert app.number_input(key="simulate_seed").value == 7
+    load_per_s = app.number_input(key="simulate_load_per_s").value
     assert load_per_s != pytest.approx(plan.answer.load_per_s)
     replicas = 1.05 * ONE.rate_per_s / load_per_s
     assert replicas == pytest.approx(round(replicas), rel=1e-5)
@@ -146,7 +146,7 @@ def test_settings_of_a_link_that_cannot_be_used_are_named(inside: Open) -> None:
     told = text_of("\n".join(part.value for part in app.warning))
     for name in ("seed=x", "speed", "kv_policy=none", "slots=0", "arrivals=gamma:cv=101"):
         assert name in told
-    assert app.number_input(key="run_seed").value == 0
+    assert app.number_input(key="simulate_seed").value == 0
 
 
 @pytest.mark.parametrize("settings", ["kv=100", "budget=16;requests=200000"])

@@ -436,7 +436,7 @@ def draw(plan: RunSetup) -> RunSetup:
         st.warning("  \n".join(map(plain, problems)), title="Settings of this link that were not applied as given")
     _fill(setup)
     title = plain(f"{'Your' if text else 'Planned'} run: {in_words(setup)}")
-    with st.expander(title, icon=":material/tune:", key="run_settings"), st.form("run", border=False):
+    with st.expander(title, icon=":material/tune:", key="simulate_settings"), st.form("simulate", border=False):
         _fields(setup)
         with st.container(horizontal=True):
             st.form_submit_button("Run", type="primary", icon=":material/play_arrow:", on_click=_take, args=(plan,))
@@ -480,7 +480,7 @@ def _choice(label: str, names: Mapping[str, str], field: str, help_: str) -> Non
 
 
 def _key(field: str) -> str:
-    return f"run_{field}"
+    return f"simulate_{field}"
 
 
 def _fill(setup: RunSetup) -> None:

@@ -141,7 +141,8 @@ def _ms(seconds: float | None) -> float | None:
 
 state = st.session_state
 LOOK_EVERY_S = 1.0
-RUN = PREFIX + "run"
+RUN, OLD_RUN = PREFIX + "measured_run", PREFIX + "run"
+"""Where a link has the run; an old one has it where settings of Simulate are now, which are never a number alone."""
 ROWS_PX, HEADER_PX, ROWS_SEEN = 28, 38, 8
 STATE_WORDS = {
     "queued": "starting",
@@ -179,6 +180,8 @@ def show_run(run_id: int) -> None:
 def _picked(runs: list[Run]) -> Run:
     """The run of the URL, else the newest."""
     by_id = {run.id: run for run in runs}
+    if str(state.get(OLD_RUN, "")).isdecimal():
+        state.setdefault(RUN, state.pop(OLD_RUN))
     wanted = str(state.get(RUN, ""))
     state[RUN] = int(wanted) if wanted.isdecimal() and int(wanted) in by_id else runs[0].id
     picked = st.selectbox("Run", list(by_id), format_func=lambda run_id: _line(by_id[run_id]), key=RUN)

@@ -12,11 +12,11 @@ from sizing.catalog import gpu as gpu_named
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.catalog import model as model_named
 from sizing.catalog import precisions as precisions_of
-from sizing.engine import engine_named
-from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, ScenarioError
+from sizing.engine import Batching, engine_named
+from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, RequestTooLong, ScenarioError
 from sizing.estimate import ENGINES, estimate, timed_engines
 from sizing.fitting import UNTOLD, Fit, Protocol, fit
-from sizing.plans import Candidate, Rejection
+from sizing.plans import Candidate, Rejection, Why
 from sizing.points import Deployment, Point, same_isl
 from sizing.prediction import Caution
 from sizing.workload import Lengths
@@ -119,11 +119,11 @@ def measured(
             if found.basis == "estimated" and choice.basis == "measured":
                 raise FitError("points of one load level only scale an estimate: measure a second, or allow estimates")
             candidates.append(found)
-        except FitError as error:
+        except (FitError, RequestTooLong) as error:
             engine = engine_named(deployment.engine)
             names = deployment.gpu, deployment.layout, deployment.precision
-            why = Rejection(*names, "no_data", str(error), engine=engine)
-            rejected.append(why)
+            kind: Why = "no_data" if isinstance(error, FitError) else "memory"
+            rejected.append(Rejection(*names, kind, str(error), engine=engine))
     return candidates, rejected
 
 
@@ -198,7 +198,14 @@ def cautions_at(fitted: Fit, lengths: Lengths) -> tuple[Caution, ...]:
             longer = max(float(each.facts["longer"]), lengths.isl)  # type: ignore[arg-type]
             each = Caution("unmeasured_isl", {"isl": measured, "asked": lengths.isl, "longer": longer})
         found.append(each)
+    longest = max(error.point.isl + error.point.osl for error in fitted.errors)
+    if fitted.batching.kv_tokens == Batching().kv_tokens and lengths.isl + lengths.osl > LONGER * longest:
+        found.append(Caution("unknown_kv_tokens", {"tokens": lengths.isl + lengths.osl}))
     return tuple(found)
+
+
+LONGER = 1.2
+"""Tokens of a request over those of the longest that was measured, from which it may need memory that those did not."""
 
 
 def estimated(model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str], covered: set[Key]) -> Found:

@@ -572,13 +572,20 @@ def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]
 
     Low is 0 when, at the slow end, the SLA cannot be met at all. A fitted law brings pairs of laws one standard error
     apart along each eigenvector of its covariance: the changes of log capacity along them add in quadrature (sigma
-    points). A law without covariance is made slower and faster by its relative error. Kept: it is the same for every
-    load, and for the fleet by formula and the one by simulation.
+    points); where one of a pair fails without load, so does the slow end, and the fast end is within what such engines
+    carry at all. A law without covariance is made slower and faster by its relative error. Kept: it is the same for
+    every load, and for the fleet by formula and the one by simulation.
     """
     if candidate.variants:
         middle = Middle.of(candidate.replica, setting)
-        sigma = math.hypot(MONTE_CARLO_SIGMA, *(half_change(pair, setting, middle) for pair in candidate.variants))
-        return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
+        ends = [[_capacity(replica, setting, middle) for replica in pair] for pair in candidate.variants]
+        if min(map(min, ends)) > 0:
+            sigma = math.hypot(MONTE_CARLO_SIGMA, *(math.log(one / other) / 2 for one, other in ends))
+            return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
+        rises = [math.log(max(*pair, middle.capacity_per_s) / middle.capacity_per_s) for pair in ends]
+        stable_per_s = max(_stable_per_s(replica, setting) for pair in candidate.variants for replica in pair)
+        high = math.exp(Z90 * math.hypot(MONTE_CARLO_SIGMA, *rises))
+        return 0.0, max(1.0, min(high, stable_per_s / middle.capacity_per_s))
     low, high = scaled_capacities(candidate.replica, setting, math.exp(Z90 * candidate.relative_sigma))
     return low, high
 
@@ -614,11 +621,15 @@ class Middle(NamedTuple):
         """The rate at which the response reaches a level; the lowest rate where it is above it already."""
         return self.response.rate_per_s(level) or float(self.response.rates_per_s[0])
 
+    @property
+    def capacity_per_s(self) -> float:
+        """Of the law amid the pairs."""
+        return self.rate_per_s(self.level)
+
 
 def half_change(pair: tuple[Replica, Replica], setting: Setting, middle: Middle) -> float:
     """Half the change of log capacity between two laws; a law that fails alone counts as a hundredth of the middle."""
-    least_per_s = middle.rate_per_s(middle.level) / 100
-    one, other = (max(_capacity(replica, setting, middle), least_per_s) for replica in pair)
+    one, other = (max(_capacity(replica, setting, middle), middle.capacity_per_s / 100) for replica in pair)
     return math.log(one / other) / 2
 
 

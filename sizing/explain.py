@@ -23,7 +23,8 @@ from sizing.question import Question, Setting
 from sizing.queueing import stable_rate_per_s
 from sizing.queueing.percentiles import disagreement
 from sizing.simulator import Simulated, measure_closed
-from sizing.workload import METRICS, Lengths, Limit, Sla, metric_name
+from sizing.simulator.sampling import cached_tokens
+from sizing.workload import METRICS, Lengths, Limit, Prefix, Sla, metric_name
 
 Sized = TypeVar("Sized")
 
@@ -218,24 +219,31 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
 
 def fewest(question: Question, candidate: Candidate) -> tuple[int, Candidate] | None:
     """Replicas of one candidate by the rule of means; None when one user alone is over a limit."""
-    rate_per_s = most_per_s(candidate.replica, question.workload.lengths, question.sla)
+    workload = question.workload
+    rate_per_s = most_per_s(candidate.replica, workload.lengths, workload.prefix, question.sla)
     return (math.ceil(question.workload.rate_per_s / rate_per_s), candidate) if rate_per_s else None
 
 
 @lru_cache(maxsize=1024)
-def most_per_s(replica: Replica, lengths: Lengths, sla: Sla) -> float:
+def most_per_s(replica: Replica, lengths: Lengths, prefix: Prefix, sla: Sla) -> float:
     """Requests/s at the highest concurrency whose means meet the limits; 0 when those of one user do not."""
+
+    def loop(users: int) -> Simulated:
+        return closed_loop(replica, lengths, prefix, users)
+
     levels = range(1, replica.batching.max_batch_size + 1)
-    fits = bisect_left(levels, True, key=lambda users: not means_meet(closed_loop(replica, lengths, users), sla))
-    return closed_loop(replica, lengths, levels[fits - 1]).requests_per_s if fits else 0.0
+    fits = bisect_left(levels, True, key=lambda users: not means_meet(loop(users), sla))
+    return loop(levels[fits - 1]).requests_per_s if fits else 0.0
 
 
-def closed_loop(replica: Replica, lengths: Lengths, users: int) -> Simulated:
+def closed_loop(replica: Replica, lengths: Lengths, prefix: Prefix, users: int) -> Simulated:
     """`users` that each send a request when the last is answered, started over one request's time."""
-    isl, osl = lengths.sample(REQUESTS_PER_USER * users, np.random.default_rng(0))
+    rng = np.random.default_rng(0)
+    isl, osl = lengths.sample(REQUESTS_PER_USER * users, rng)
     law = replica.law
     alone_s = law.prefill_alone_s(lengths.isl) + lengths.osl * law.decode_s(1, lengths.isl)
-    return measure_closed(replica, users, isl, osl, ramp_s=alone_s)
+    cached = cached_tokens(prefix, isl, rng) if prefix.tokens else None
+    return measure_closed(replica, users, isl, osl, ramp_s=alone_s, cached=cached)
 
 
 def means_meet(run: Simulated, sla: Sla) -> bool:

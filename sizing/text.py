@@ -881,6 +881,22 @@ CAUTIONS: dict[CautionKind, str] = {
         "the points do not tell the size of the KV cache: it is estimated to hold {kv_tokens:,} tokens; give kv_tokens "
         "of the points if you know it"
     ),
+    "refuted_kv_tokens": (
+        "the points say that the KV cache holds {told:,} tokens, but their requests held {held:,.0f} at once, by "
+        "Little's law: that size is not used; were they measured on several replicas (--replicas), or is it one rank's?"
+    ),
+    "refuted_slots": (
+        "the points say that at most {told:,} sequences run at once, but {decoding:,.0f} did, by Little's law: that "
+        "limit is not used; were they measured on several replicas (--replicas), or is it one rank's?"
+    ),
+    "unknown_kv_tokens": (
+        "the size of the KV cache is not known, so no request waits for memory; requests as long as these, "
+        "{tokens:,.0f} tokens, were not measured: give kv_tokens of the points"
+    ),
+    "no_ttft": (
+        "no TTFT was measured, and no ITL: what a prompt costs is hardly known, and a TTFT may be off by a factor of "
+        "several: measure with streaming"
+    ),
     "fitted_slots": (
         "fewer sequences ran at once than there were users, and the KV cache had room for more: fitted with at most "
         "{max_batch_size:,} at once; give max_batch_size of the points if you know it"

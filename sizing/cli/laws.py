@@ -31,6 +31,7 @@ from sizing.cli.tables import console, print_cautions, print_closed_loop, print_
 from sizing.engine import COEFFICIENTS, FREE, KV_POLICIES, POLICIES, Batching, Replica, Speculation, StepLaw
 from sizing.errors import PointsError, ScenarioError
 from sizing.fitting import Fit
+from sizing.plans import basis_of, beyond_measured
 from sizing.points import Point
 from sizing.question import workload_of
 from sizing.queueing import predict as predict_analytically
@@ -48,6 +49,9 @@ deployment_options = options(
     click.option("--gpu", default="", help="Use this GPU's points."),
     click.option("--precision", default="", help="Use this precision's points."),
     click.option("--tp", type=int, help="Use the points of this TP."),
+    click.option("--pp", type=int, help="Use the points of this PP."),
+    click.option("--engine", default="", help="Use this engine's points."),
+    click.option("--engine-version", default="", help="Use the points of this version of the engine."),
     shape_option,
 )
 known_options = options(
@@ -110,9 +114,12 @@ def predict_command(json_: bool, replicas: int, method: str, concurrency: int | 
         run = run_simulation(replica, workload, replicas=replicas, routing=routing, watch=Watch(token_gaps=True))
         prediction = run.prediction()
     in_flight = workload.rate_per_s / replicas * prediction.e2e.mean_s
-    basis = fitted.basis(workload.lengths, in_flight)
+    candidate = candidates.from_fit(fitted, workload.lengths)
+    basis = basis_of(candidate, in_flight)
+    found = (*found, *beyond_measured(candidate, in_flight))
     if json_:
-        write_json({**prediction_json(prediction), "basis": basis, "warnings": cautions(found)})
+        warnings = cautions((*found, *prediction.warnings))
+        write_json({**prediction_json(prediction), "basis": basis, "warnings": warnings})
     else:
         print_prediction(prediction, f"{fitted.deployment.label} ({basis})")
         print_cautions(found)
@@ -276,16 +283,16 @@ def law_of(given: dict[str, Any]) -> Fit:
 
 def points_of_one_deployment(given: dict[str, Any]) -> list[Point]:
     """The points of the file that the options select; PointsError if they belong to several deployments or none."""
-    wanted = {name: given[name] for name in ("model", "gpu", "precision", "tp") if given[name]}
+    names = ("model", "gpu", "precision", "tp", "pp", "engine", "engine_version")
+    wanted = {name: given[name] for name in names if given[name]}
     points = [
         point for point in points_of(given) if all(getattr(point, name) == value for name, value in wanted.items())
     ]
     groups = candidates.by_deployment(points)
     if len(groups) != 1:
+        chosen_by = ", ".join(f"--{name.replace('_', '-')}" for name in names)
         labels = "; ".join(deployment.label for deployment in groups) or "no points match"
-        raise PointsError(
-            f"{given['points']}: choose one deployment with --model, --gpu, --precision, --tp (found: {labels})"
-        )
+        raise PointsError(f"{given['points']}: choose one deployment with {chosen_by} (found: {labels})")
     take_shape(given, points[0].model)
     return points
 

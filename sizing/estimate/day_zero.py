@@ -510,19 +510,20 @@ def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
     where the catalogue lacks model or GPU. Of kernels alone: how far a fit trusts each coefficient was chosen for
     those, and on servers from which the corrections of an estimate were learnt."""
     model, precision = catalog.of_shape(deployment.model), _SPELLINGS.get(deployment.precision, deployment.precision)
-    if model is None or deployment.gpu not in gpus():
+    gpu = deployment.gpu.lower()
+    if model is None or gpu not in gpus():
         return None
     layout = Layout(deployment.tp, deployment.pp)
     try:
         engine = engine_named(deployment.engine)
-        names = model.id, deployment.gpu, layout, precision
+        names = model.id, gpu, layout, precision
         own = engine if engine in ENGINES else ""
         known = _estimated(*names, lengths, Batching("chunked"), own, as_measured=False)
     except (CatalogueError, DoesNotFit, EstimateUnavailable):
         bits = next((name for name in BITS if name == precision), None)
         if bits is None:
             return None
-        law = roofline_law(model, catalog.gpu(deployment.gpu), layout, bits)
+        law = roofline_law(model, catalog.gpu(gpu), layout, bits)
         return DayZero(law, math.hypot(KERNEL_SIGMA[model.kind], UNTIMED_SIGMA), None)
     law = known.replica.law
     if law.attention_s == 0:  # in the timings lost beside the rest of a prompt, and told by the shape

@@ -43,10 +43,13 @@ from sizing.fitting.levels import (
     busiest,
     concurrency,
     counted_apart,
+    counting_log,
     decoding,
+    distinct,
     in_flight,
     is_stable,
     itl_s,
+    knows_ttft,
     left_over,
     of_one_level,
     trace_points,
@@ -138,6 +141,7 @@ def fit(
     Raises FitError without points to fit, with several deployments, or with one load level and no law to scale.
     """
     chosen = _usable(points, open_loop)
+    _check_units(chosen)
     told = None
     if prior == "day zero":
         told = prior_law(chosen[0].deployment, chosen[0].lengths) or _from_data_sheet(chosen)
@@ -152,7 +156,9 @@ def fit(
             "as 1 and 64 users"
         )
     if kv_tokens is None and batching is None:
-        kv_tokens = min((point.kv_tokens for point in chosen if point.kv_tokens), default=None)
+        kv_tokens = min(
+            (tokens for tokens in _told_kv_tokens(chosen) if not _refuted_kv_tokens(tokens, chosen)), default=None
+        )
         if kv_tokens is None and one_level and told is not None:
             kv_tokens = _kv_tokens(told, chosen)
     rules = _candidates(chosen, batching, kv_tokens, token_budget, lookahead_steps)
@@ -194,6 +200,44 @@ def _within_memory(rules: Sequence[Batching], told: DayZero, points: Sequence[Po
 def _held_tokens(points: Sequence[Point]) -> int:
     """The most tokens that sequences held while they decoded, if all were about to end."""
     return max(math.ceil(decoding(point) * (point.isl + point.osl)) for point in points)
+
+
+OTHER_UNITS = 30.0
+"""Requests/s over what users can ask for with the latencies of their level that no way of counting explains."""
+
+
+def _check_units(points: Sequence[Point]) -> None:
+    """FitError where latencies are far from what requests/s and users allow by Little's law: in milliseconds, most
+    likely."""
+    times = math.exp(float(np.median([counting_log(point) for point in points])))
+    if not 1 / OTHER_UNITS < times < OTHER_UNITS:
+        raise FitError(
+            f"requests/s are {times:,.3g} times what the users can ask for with such latencies: are TTFT, ITL and E2E "
+            "in seconds?"
+        )
+
+
+REFUTED = 1.15
+"""What the sequences of a level held or were, by Little's law, over a limit that is told, from which it is not true."""
+
+
+def _told_kv_tokens(points: Sequence[Point]) -> set[int]:
+    """Sizes of the KV cache that the points tell."""
+    return {point.kv_tokens for point in points if point.kv_tokens}
+
+
+def _refuted_kv_tokens(kv_tokens: int, points: Sequence[Point]) -> bool:
+    return _mean_held_tokens(points) > REFUTED * kv_tokens
+
+
+def _mean_held_tokens(points: Sequence[Point]) -> int:
+    """The most tokens of their own that sequences held on average while they decoded."""
+    return max(math.ceil(decoding(point) * (point.computed_tokens + point.osl / 2)) for point in points)
+
+
+def _refuted_slots(points: Sequence[Point]) -> bool:
+    slots = points[0].max_batch_size
+    return slots is not None and max(map(decoding, points)) > REFUTED * slots
 
 
 def _from_data_sheet(points: Sequence[Point]) -> DayZero:
@@ -337,14 +381,16 @@ def _candidates(
     policies: tuple[Policy, ...] = ("chunked", "prefill_first", "whole_prompt")
     if said in POLICIES:
         policies = tuple(policy for policy in POLICIES if policy == said)
-    busy, longest, one = busiest(points), max(point.isl for point in points), points[0]
+    decoding_most = max(decoding(point) for point in points)
+    busy = max(busiest(points), math.ceil(decoding_most))
+    longest, one = max(point.isl for point in points), points[0]
     on = one.engine, one.gpu, catalog.memory_bytes(one.gpu)
     budgets = (token_budget,) if token_budget else _budgets_that_differ(known_budgets(*on), busy * (longest + 1))
-    decoding_most = max(decoding(point) for point in points)
     # Where more sequences decode at once than a limit allows, by Little's law, it is not the limit; where fewer users
     # were there than a limit allows, no lower one is believed.
     likely = (known_slots(*on), SLOTS_BY_HAND, busy)
-    limits = (one.max_batch_size,) if one.max_batch_size else _limits_that_differ(likely, busy, decoding_most)
+    told = one.max_batch_size if not _refuted_slots(points) else None
+    limits = (told,) if told else _limits_that_differ(likely, busy, decoding_most)
     limits += tuple(limit for limit in _limits_seen(points, kv_tokens or UNLIMITED_KV_TOKENS) if limit not in limits)
     ahead = known_lookahead(one.engine, one.engine_version, one.gpu) if lookahead_steps is None else lookahead_steps
     kv_policy, block_tokens = known_memory(one.engine)
@@ -460,6 +506,11 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
         yield Caution("fitted_kv_tokens", {"kv_tokens": best.replica.batching.kv_tokens})
     elif not known.kv_known and best.replica.batching.kv_tokens != UNLIMITED_KV_TOKENS:
         yield Caution("estimated_kv_tokens", {"kv_tokens": best.replica.batching.kv_tokens})
+    for tokens in sorted(_told_kv_tokens(points)):
+        if _refuted_kv_tokens(tokens, points):
+            yield Caution("refuted_kv_tokens", {"told": tokens, "held": _mean_held_tokens(points)})
+    if _refuted_slots(points):
+        yield Caution("refuted_slots", {"told": points[0].max_batch_size or 0, "decoding": max(map(decoding, points))})
     slots = best.replica.batching.max_batch_size
     memory = best.replica.batching.kv_tokens if known.kv_known else UNLIMITED_KV_TOKENS
     if "kv_tokens" not in best.parameters.names and slots in _limits_seen(points, memory):
@@ -474,8 +525,10 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
         yield Caution("lockstep")
     if best.observed.trace is None and of_one_level(points):
         yield Caution("one_level", {"points": len(points), "load": points[0].load_label})
-    elif len(points) < 3:
+    elif distinct(points) < 3:
         yield Caution("few_points", {"points": len(points)})
+    if best.observed.trace is None and not any(map(knows_ttft, points)):
+        yield Caution("no_ttft")
     prompts = [[point.isl for point in points], [point.computed_tokens for point in points]]
     if best.observed.trace is None and all(map(same_isl, prompts)):
         isl = float(np.mean(prompts[0]))

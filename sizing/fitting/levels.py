@@ -475,14 +475,27 @@ def counted_apart(points: Sequence[Point]) -> dict[int, float]:
 
 
 def itl_s(point: Point) -> float:
-    """Mean ITL of a point; where it was not measured, from Little's law, all of E2E taken for decoding."""
-    return point.itl_mean_s or in_flight(point) / point.requests_per_s / point.osl
+    """Mean ITL of a point, else its median; where none was measured, by Little's law, all of E2E taken for decoding."""
+    return point.itl_mean_s or point.itl_p50_s or in_flight(point) / point.requests_per_s / point.osl
 
 
 def ttft_s(point: Point) -> float:
-    """Mean TTFT of a point; where it was not measured, what Little's law leaves beside the ITL, at least one step."""
+    """Mean TTFT of a point, else its median; where none was measured, what Little's law leaves beside the ITL, at least
+    one step; without an ITL either, a step and the arithmetic of the prompt on common GPUs."""
+    if not knows_ttft(point):
+        return itl_s(point) * (1 + point.computed_tokens / RIDGE_TOKENS)
     left_s = in_flight(point) / point.requests_per_s - (point.osl - 1) * itl_s(point)
-    return point.ttft_mean_s or max(left_s, itl_s(point))
+    return point.ttft_mean_s or point.ttft_p50_s or max(left_s, itl_s(point))
+
+
+RIDGE_TOKENS = 250
+"""Tokens whose arithmetic takes as long as reading the weights: FLOP/s over bytes/s in bf16, 206 by the data sheet of
+an H200, 295 by that of an H100."""
+
+
+def knows_ttft(point: Point) -> bool:
+    """True where a TTFT was measured, or E2E and ITL tell what is left for it."""
+    return bool(point.ttft_mean_s or point.ttft_p50_s or point.itl_mean_s or point.itl_p50_s)
 
 
 def decoding(point: Point) -> float:
@@ -562,8 +575,14 @@ def _known(statistic: Callable[[Floats], Any], values: Floats) -> float | None:
 
 
 def of_one_level(points: Sequence[Point]) -> bool:
-    """True where all have as many requests in the server at once: no law's change with the load shows in them."""
-    return len({in_flight(point) for point in points}) == 1
+    """True where all have as many requests in the server at once, as repeats have: no law's change with the load shows
+    in them."""
+    return len(set(map(in_flight, points))) == 1 or distinct(points) == 1
+
+
+def distinct(points: Sequence[Point]) -> int:
+    """How many levels these are: a level that was measured twice is one."""
+    return len({(point.lengths, point.load_kind, point.load_value) for point in points})
 
 
 def is_stable(point: Point) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.engine import COEFFICIENTS, Batching, Replica, StepLaw, known_sending_s
+from sizing.errors import FitError
 from sizing.fitting.levels import (
     FULL,
     MOST_DISTRUSTED,
@@ -140,10 +141,14 @@ class Trial:
         an arrival falls into another iteration. `central` ones, to both sides, are twice the work and twice as good.
         `carried`: they are taken once, or from `log_slopes` where these are set, and from there on corrected by what
         each step showed (Broyden 1965): a fifth of the work, for a sketch. A step to an engine so slow that no request
-        of some level is answered shows nothing; least squares tries a shorter one.
+        of some level is answered shows nothing; least squares tries a shorter one. From such an engine there is no
+        way: its cost is infinite.
         The search runs over the distance from where it starts, so that its tolerances are of that distance.
         """
         start, last = self.numbers, list[tuple[Floats, Floats]]()
+        if not np.isfinite(self.logs(start)[self.known]).all():
+            self.cost = math.inf
+            return self
 
         def residuals(move: Floats) -> Floats:
             logs = self.logs(start + move)
@@ -161,7 +166,8 @@ class Trial:
         def slopes(move: Floats) -> Floats:
             if not carried or self.log_slopes is None:
                 here = None if central else last[0][1] if np.array_equal(last[0][0], move) else self.logs(start + move)
-                self.log_slopes = self.steep_logs(start + move, stride, here)
+                steep = self.steep_logs(start + move, stride, here)
+                self.log_slopes = np.where(np.isfinite(steep), steep, 0.0)
             return self._slopes_of(self.log_slopes)
 
         found = least_squares(
@@ -552,6 +558,8 @@ def explained(observed: Observed, known: Known, rival: Explained | None = None, 
     ways = ways_to_start(observed)
     # Requests/s of a whole run are not those of a steady window: to compare ways to start, all do without.
     sketches = sketched(observed if len(ways) == 1 else replace(observed, rates=False), ways, known)
+    if math.isinf(sketches[0].cost):
+        raise FitError("no engine gives such times: is each level of one server, and are all times in seconds?")
     if rival and sketches[0].claim > NEAR * near + NEAR_BY:
         return rival
     best: Trial | None = None

@@ -68,9 +68,11 @@ def measure_closed(
     ramp_s: float = 0.0,
     seed: int = 0,
     *,
+    cached: Tokens | None = None,
     token_gaps: bool = False,
 ) -> Simulated:
-    """The same with a utilization of NaN: the saturated throughput is not simulated for it."""
+    """The same with a utilization of NaN: the saturated throughput is not simulated for it. `cached`: as in
+    `closed_loop`."""
     if concurrency < 1 or ramp_s < 0:
         raise ScenarioError(f"concurrency must be 1 or more and ramp_s 0 or more, got {concurrency} and {ramp_s:g}")
     if len(isl) <= 3 * concurrency:
@@ -78,7 +80,7 @@ def measure_closed(
             f"a closed loop of {concurrency} users needs more than {3 * concurrency} requests, got {len(isl)}"
         )
     gaps = no_gaps(counted=token_gaps)
-    run = closed_loop(replica, concurrency, isl, osl, ramp_s, seed=seed, gaps=gaps)
+    run = closed_loop(replica, concurrency, isl, osl, ramp_s, cached=cached, seed=seed, gaps=gaps)
     first, last = measured_rounds(len(run), concurrency)
     requests_per_s = (last - first) / (run["arrival_s"][last] - run["arrival_s"][first])
     tally = tallied(run, slice(first, last), early_s=replica.law.request_s)

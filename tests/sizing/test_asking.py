@@ -151,3 +151,22 @@ def test_a_plan_from_points_that_memory_limits_answers(tmp_path: Path, capsys: p
     code, out, err = run(["plan", *table(tmp_path / "p.csv", long_requests()), *asked], capsys)
     assert (code, err) == (0, "")
     assert json.loads(out)["gpus"] >= 1
+
+
+def test_a_prediction_says_all_that_a_plan_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the formula leaves out, and that more requests at once than were measured are extrapolated: in JSON too."""
+    asked = [*ASK, *table(tmp_path / "p.csv", levels()), "--rate", "22", "--arrivals", "gamma:cv=2"]
+    code, out, _ = run([*asked, "--json"], capsys)
+    answer = json.loads(out)
+    held = 22 * answer["predicted"]["e2e"]["mean_s"]
+    assert (code, answer["basis"]) == (0, "extrapolated")
+    assert held > 64 and any("measured were at most 64" in each for each in answer["warnings"])
+    assert any("percentiles are approximate" in each for each in answer["warnings"])
+
+
+def test_of_two_versions_of_an_engine_one_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = [replace(point, engine="lmdeploy", engine_version=version) for version in ("1", "2") for point in levels()]
+    asked = [*ASK, *table(tmp_path / "p.csv", both), "--rate", "3"]
+    code, _, err = run(asked, capsys)
+    assert code == 2 and "--engine-version" in err
+    assert run([*asked, "--engine-version", "2"], capsys)[0] == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sizing.candidates import Choice, find
@@ -36,6 +38,14 @@ def measured(model: str, gpu: str, tp: int = 1) -> list[Point]:
             )
         )
     return points
+
+
+def test_a_deployment_that_cannot_hold_the_request_is_left_out_of_the_others() -> None:
+    """Long prompts among those of varied lengths never fit."""
+    small = [replace(point, kv_tokens=1000, isl_cv=3.0) for point in measured("acme/m", "acme-gpu", tp=2)]
+    found, rejected = find("acme/m", LENGTHS, Choice(), [*measured("acme/m", "acme-gpu"), *small])
+    assert [candidate.layout.tp for candidate in found] == [1]
+    assert [(each.kind, each.layout.tp) for each in rejected] == [("memory", 2)]
 
 
 def bases(model: str, choice: Choice, points: list[Point]) -> dict[tuple[str, int], str]:

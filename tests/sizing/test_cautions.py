@@ -30,6 +30,13 @@ def test_every_kind_has_words_and_no_words_are_left_over() -> None:
         (Caution("not_modelled", {"settings": ("cancel", "roughness")}), "clients that give up and padding"),
         (Caution("fitted_kv_tokens", {"kv_tokens": 26_000}), "about 26,000 tokens"),
         (Caution("estimated_kv_tokens", {"kv_tokens": 26_000}), "estimated to hold 26,000 tokens"),
+        (
+            Caution("refuted_kv_tokens", {"told": 50_000, "held": 136_020}),
+            "holds 50,000 tokens, but their requests held 136,020",
+        ),
+        (Caution("refuted_slots", {"told": 64, "decoding": 119.7}), "at most 64 sequences run at once, but 120 did"),
+        (Caution("unknown_kv_tokens", {"tokens": 4200.0}), "as long as these, 4,200 tokens, were not measured"),
+        (Caution("no_ttft"), "measure with streaming"),
         (Caution("fitted_slots", {"max_batch_size": 1024}), "at most 1,024 at once"),
         (Caution("fitted_budget", {"token_budget": 1024}), "1,024 tokens went through an iteration"),
         (Caution("fitted_lookahead", {"engine": "vllm"}), "vllm fixes iterations ahead by its defaults"),

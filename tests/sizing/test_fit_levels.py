@@ -479,3 +479,57 @@ def test_a_finite_open_loop_counts_what_is_complete() -> None:
     assert len(found.errors) == 4
     exact = Replay(point_runs([offered], Protocol("ramp", "all")), Replica(GPU)).means(Replica(GPU))[0]
     assert exact[1:4] == pytest.approx([offered.ttft_mean_s, offered.itl_mean_s, offered.e2e_mean_s], rel=1e-6)
+
+
+def kinds_of(found: Fit) -> set[str]:
+    return {each.kind for each in found.warnings}
+
+
+def test_a_limit_that_the_requests_refute_is_not_used() -> None:
+    """Hundred sequences decode where, it is told, 32 may, and hold more than the cache: as several replicas would."""
+    points = measure(Replica(GPU), [Lengths(512, 256)], (1, 16, 128))
+    honest = fit(points, protocol=Protocol("ramp"))
+    small = [*points[:2], dataclasses.replace(points[2], kv_tokens=8 * 640)]
+    for told, kind in (
+        ([dataclasses.replace(point, max_batch_size=32) for point in points], "refuted_slots"),
+        (small, "refuted_kv_tokens"),
+    ):
+        found = fit(told, protocol=Protocol("ramp"))
+        assert kind in kinds_of(found) and kind not in kinds_of(honest)
+        assert found.law == honest.law and found.batching == honest.batching
+
+
+def test_a_load_that_was_measured_again_is_no_second_level() -> None:
+    real = {"model": "Qwen/Qwen3-32B", "precision": "fp8", "gpu": "h100_sxm"}
+    once, again = (
+        dataclasses.replace(offer(Replica(GPU), SHORT, "poisson_rate", 4.0, seed), **real) for seed in (1, 2)
+    )
+    assert once.mean_in_flight != again.mean_in_flight
+    assert all("one_level" in kinds_of(fit(points)) for points in ([once], [once, again]))
+    with pytest.raises(FitError, match="measure at two levels"):
+        fit([dataclasses.replace(point, model="my-own") for point in (once, again)])
+
+
+def test_without_latencies_a_prompt_is_guessed_and_said_to_be() -> None:
+    """A step and its arithmetic, instead of hardly anything: within a factor of two and a half."""
+    points = measure(Replica(GPU), [Lengths(1000, 200)], (1, 4, 16, 48, 128))
+    unknown: dict[str, Any] = {
+        f"{name}_{which}_s": None for name in ("ttft", "itl", "e2e") for which in ("mean", "p50", "p95")
+    }
+    found = fit([dataclasses.replace(point, **unknown) for point in points], protocol=Protocol("ramp"))
+    assert "no_ttft" in kinds_of(found) and "no_ttft" not in kinds_of(fit(points, protocol=Protocol("ramp")))
+    alone_s, true_s = (law.request_s + law.prefill_alone_s(1000) for law in (found.law, GPU))
+    assert 1 / 2.5 < alone_s / true_s < 2.5
+
+
+def test_milliseconds_are_no_seconds() -> None:
+    points = measure(Replica(GPU), [Lengths(1000, 200)], (1, 16))
+    wrong = [dataclasses.replace(point, itl_mean_s=1000 * (point.itl_mean_s or 0.0)) for point in points]
+    with pytest.raises(FitError, match=r"times what the users can ask for .* in seconds"):
+        fit(wrong)
+
+
+def test_a_gpu_is_known_in_any_letter_case() -> None:
+    point = dataclasses.replace(measure(Replica(GPU), [SHORT], (1,))[0], model="Qwen/Qwen3-32B", precision="fp8")
+    laws = [prior_law(dataclasses.replace(point, gpu=gpu).deployment, SHORT) for gpu in ("h100_sxm", "H100_SXM")]
+    assert laws[0] == laws[1] is not None

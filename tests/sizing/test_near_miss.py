@@ -16,6 +16,7 @@ from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, SlaMissed, capacity_ban
 from sizing.engine import Replica
 from sizing.plans import Fleet, Rejection
 from sizing.question import Question, Setting
+from sizing.queueing import stable_rate_per_s
 from sizing.simulator import Simulated
 from sizing.workload import Lengths, Limit, Prefix, Sla, Workload
 from tests.sizing.engines import candidate, question
@@ -104,6 +105,21 @@ def test_the_band_of_a_fitted_law_stays_finite(asked: Question) -> None:
     pair = (replace(engine, law=engine.law.scaled(0.98)), replace(engine, law=engine.law.scaled(1.02)))
     low, high = capacity_band(replace(candidate(), variants=(pair,)), asked.setting(1))
     assert 0 <= low < 1 < high < math.inf
+
+
+def test_a_law_that_may_fail_alone_promises_no_more_than_its_engine_carries(asked: Question) -> None:
+    """A limit just above the latency without load: a little slower, no fleet keeps it; a little faster, one is stable
+    at most. The failure must not be mirrored to the fast side."""
+    engine = candidate().replica
+    setting = asked.setting(1)
+    idle_s = load_response(engine, setting).idle.value_s(asked.sla.limits[0])
+    near = replace(setting, sla=Sla(replace(asked.sla.limits[0], limit_s=1.01 * idle_s)))
+    pair = (replace(engine, law=engine.law.scaled(0.98)), replace(engine, law=engine.law.scaled(1.02)))
+    low, high = capacity_band(replace(candidate(), variants=(pair,)), near)
+    capacity_per_s = load_response(engine, near).rate_per_s(0.0)
+    assert low == 0 and capacity_per_s
+    stable_per_s = stable_rate_per_s(pair[0], near.workload.lengths)
+    assert high > 1 and high * capacity_per_s <= stable_per_s * (1 + 1e-9)
 
 
 def test_one_run_tells_that_an_idle_replica_misses_by_simulation_too(monkeypatch: pytest.MonkeyPatch) -> None:

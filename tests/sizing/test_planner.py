@@ -17,13 +17,14 @@ from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.estimate import ENGINES, timed_engines
+from sizing.explain import most_per_s
 from sizing.library import plan as plan_of
 from sizing.planner import configuration
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan
 from sizing.prediction import Prediction, Quantiles
 from sizing.question import Question, Setting
 from sizing.simulator import simulate
-from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
+from sizing.workload import Arrivals, Lengths, Limit, Prefix, Sla, Workload
 from validation.evidence.gpu_counts import scenario
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
@@ -155,6 +156,14 @@ def test_the_rule_of_means_buys_less_and_misses_the_sla() -> None:
     assert plan.mean_based is not None
     assert plan.mean_based.gpus < plan.answer.gpus
     assert not plan.mean_based.predicted.meets(SLA)
+
+
+def test_the_rule_of_means_knows_what_a_prefix_cache_finds() -> None:
+    lengths = question().workload.lengths
+    new, known = (
+        most_per_s(candidate().replica, lengths, Prefix(round(0.9 * lengths.isl), hits), SLA) for hits in (0.0, 1.0)
+    )
+    assert known > 1.2 * new
 
 
 def test_no_candidate_at_all_is_no_plan() -> None:

@@ -144,6 +144,7 @@ def test_what_was_left_out_is_grouped_by_reason(compared: Open) -> None:
     left_out = memory.dataframe[0].value
     assert set(left_out["GPU"]) == {"l40s"} and all("GB more per GPU" in why for why in left_out["Why"])
     assert f"{len(left_out)} do" in memory.label
+    assert set(left_out["Engine"]) == {"trtllm"}
 
 
 def test_the_file_has_every_configuration_and_no_formula(plan: Plan) -> None:
@@ -153,6 +154,14 @@ def test_the_file_has_every_configuration_and_no_formula(plan: Plan) -> None:
     assert len(rows) == len(plan.fleets) + len(plan.rejected)
     assert rows[0]["Source"] == '\'=HYPERLINK("http://x")'
     assert [int(float(row["GPUs"])) for row in rows if row["GPUs"]] == [f.gpus for f in ranked(changed).values()]
+    assert all(row["Engine"] for row in rows)
+
+
+def test_shares_have_no_seconds_in_the_file() -> None:
+    asked = replace(ONE, goodput=Limit.goodput(99), rejected=Limit.rejected(1), queue_limit=100)
+    found = planner.plan(asked.question, *find(ONE.model, ONE.lengths, ONE.choice))
+    columns = csv.DictReader(io.StringIO(compare.as_csv(found, ranked(found)))).fieldnames or ()
+    assert {"p95 TTFT (s)", "99 % goodput (share of the limits)", "Rejected (share)"} <= set(columns)
 
 
 @pytest.mark.parametrize(

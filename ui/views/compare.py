@@ -175,7 +175,7 @@ def _columns() -> dict[str, Any]:
             format="%.4g", help="Of all GPUs, spares included, in the currency of the price."
         ),
         PER_MILLION: column.NumberColumn(
-            format="%.3g", help="Per million output tokens, of the whole fleet at the planned load."
+            format="%.3g", help="Per million output tokens, of the whole fleet at the mean load."
         ),
         CURVE: column.LineChartColumn(
             width=100,
@@ -239,14 +239,18 @@ def as_csv(plan: Plan, fleets: Mapping[str, Fleet]) -> str:
     ]
     rows += [
         {"Verdict": LEFT_OUT[miss.kind][0], "GPU": miss.gpu, "Layout": str(miss.layout), "Precision": miss.precision}
-        | {"Why": sentence_case(miss.why)}
+        | {"Engine": miss.engine, "Why": sentence_case(miss.why)}
         for miss in plan.rejected
     ]
     return str(pd.DataFrame(rows).map(_harmless).to_csv(index=False))
 
 
 def _column(limit: Limit) -> str:
-    return f"{limit_name(limit)} (s)"
+    return f"{limit_name(limit)} ({UNITS.get(limit.metric, 's')})"
+
+
+UNITS: Mapping[str, str] = {"goodput": "share of the limits", "rejected": "share"}
+"""Of values of limits that are not on latencies."""
 
 
 def _harmless(cell: object) -> object:
@@ -341,9 +345,9 @@ def draw_left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None
 
 
 def _table(group: Sequence[Rejection], words: str) -> None:
-    rows = [(each.gpu, str(each.layout), each.precision, sentence_case(each.why)) for each in group]
+    rows = [(each.gpu, str(each.layout), each.precision, each.engine, sentence_case(each.why)) for each in group]
     st.dataframe(
-        pd.DataFrame(rows, columns=["GPU", "Layout", "Precision", "Why"]),
+        pd.DataFrame(rows, columns=["GPU", "Layout", "Precision", "Engine", "Why"]),
         hide_index=True,
         column_config={"Why": st.column_config.TextColumn(width="large")},
         alt=f"Configurations that {words}, and why",

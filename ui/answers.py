@@ -46,7 +46,7 @@ from sizing.analyses.curves import (
 from sizing.analyses.daily import Daily, gpus_by_hour
 from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
 from sizing.analyses.pools import Pools
-from sizing.analyses.sensitivity import GoodputPrice, goodput_prices, sensitivities
+from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, goodput_prices, sensitivities
 from sizing.analyses.session_plan import SessionLimit, SessionLoad, SessionPlan, plan_sessions, session_question
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s, class_slas, lengths_of, peak_factor, plan_trace
 from sizing.analyses.verification import Verification, verification
@@ -71,7 +71,7 @@ from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
 from sizing.trace import DAY_S, Trace, TraceError, merged
 from sizing.trace_files import FORMATS, read_trace_noted
-from sizing.workload import Lengths, Prefix, Sla, Workload
+from sizing.workload import Lengths, Prefix, Sla
 from ui import computing, link
 from ui.computing import Available, Carried, Outcome, Ways, answered, computed, found_for
 from ui.link import PREFIX, Stamp
@@ -777,10 +777,14 @@ def traced(scenario: Scenario, part: Part, trace: Trace, progress: Callable[[str
 
 def traced_file(found: TracePlan, link: str, suffix: str) -> bytes:
     """The report of a trace's answer in one of the formats, made now."""
-    question, fleet = found.plan.question, found.plan.answer
-    cover = Cover(datetime.now(UTC).isoformat(timespec="seconds"), link=link)
-    curve, effects = load_curve(question, fleet), sensitivities(question, fleet)
-    return render(report_of(found.plan, curve, effects, cover, traced=found), suffix)
+    plan, cover = found.plan, Cover(datetime.now(UTC).isoformat(timespec="seconds"), link=link)
+    return render(traced_report(found, sensitivities(plan.question, plan.answer), cover), suffix)
+
+
+def traced_report(found: TracePlan, effects: Sequence[Sensitivity], cover: Cover) -> Report:
+    """The report of a trace's answer; `effects` are those of its inputs."""
+    curve = load_curve(found.plan.question, found.plan.answer)
+    return report_of(found.plan, curve, effects, cover, traced=found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -830,8 +834,9 @@ def question_of(scenario: Scenario, trace: Trace) -> Question:
     lengths, rate_per_s = lengths_of(trace), busiest_rate_per_s(trace)
     tokens = round(scenario.prefix_share * lengths.isl)
     prefix = Prefix(min(tokens, int(lengths.isl)), scenario.prefix_hit) if tokens else Prefix()
-    workload = Workload(lengths, rate_per_s, prefix=prefix)
-    return replace(scenario.question, workload=workload, peak_factor=peak_factor(trace))
+    asked = scenario.question
+    workload = replace(asked.workload, lengths=lengths, rate_per_s=rate_per_s, prefix=prefix)
+    return replace(asked, workload=workload, peak_factor=peak_factor(trace))
 
 
 # --- From a scenario to its report, and from a report to the bytes that a button hands out

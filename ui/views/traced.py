@@ -19,11 +19,14 @@ import streamlit as st
 
 from sizing import text
 from sizing.analyses.daily import HOURS, Daily
+from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s
+from sizing.analyses.verification import verification
 from sizing.cli.shapes import Extras, extras_json, finite_only
 from sizing.numbers import milliseconds, percent, significant
 from sizing.plans import Plan
 from sizing.question import Range
+from sizing.report.model import as_dict
 from sizing.report.write import WRITERS
 from sizing.simulator.recorded import Replayed, limits_on_latencies
 from sizing.text import as_json, day_sentence, day_working
@@ -447,8 +450,12 @@ def export_trace(query: Mapping[str, str], found: TracePlan | None) -> None:
 
 
 def json_of(found: TracePlan) -> bytes:
-    """The plan with every hour, as the command line writes it."""
-    whole = {**as_json(found.plan), **extras_json(Extras(trace=found), found.plan.question)}
+    """The plan with every hour, and its report, as the command line writes it."""
+    question = found.plan.question
+    effects = sensitivities(question, found.plan.answer)
+    report = as_dict(answers.traced_report(found, effects, answers.NO_COVER))
+    more = Extras(effects, verification=verification(found.plan), trace=found)
+    whole = {**as_json(found.plan), **extras_json(more, question), "report": report}
     return json.dumps(finite_only(whole), indent=2).encode()
 
 

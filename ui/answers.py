@@ -887,7 +887,8 @@ def _answered(scenario: Scenario, digest: str, beside: Beside, _plan: Plan) -> R
     daily = day_of(scenario, _plan) if beside == "day" else None
     found = sensitivities(_plan.question, _plan.answer)
     load = curve(scenario, ANSWER, _plan.answer)
-    made = report_of(_plan, load, found, NO_COVER, daily)
+    plan = replace(_plan, question=replace(_plan.question, peak_factor=scenario.day_peak_factor)) if daily else _plan
+    made = report_of(plan, load, found, NO_COVER, daily)
     judged = any((scenario.ttft, scenario.itl, scenario.e2e))
     return with_goodput(made, goodput_prices_of(scenario, _plan)) if beside == "goodput" and judged else made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from statistics import fmean
 
 import numpy as np
 
@@ -93,7 +94,7 @@ class Scenario:
     `prefix_share`: of the mean prompt that all requests have in common, found in the KV cache with chance `prefix_hit`.
     `peak_factor`: the load over its mean, which costs per token are for. `gpus_per_server`: None = as the GPU comes.
     `fleet_gpus` is asked about by the inverse question; `day` are 24 hourly loads from midnight, the busiest of which
-    stands for the load.
+    stands for the load, with a `day_peak_factor` of their own.
     """
 
     model: str = "Qwen/Qwen3-32B"
@@ -176,6 +177,11 @@ class Scenario:
     def day_per_s(self) -> tuple[float, ...]:
         """Requests/s hour by hour: the day's shape, its busiest hour at the load planned for."""
         return tuple(self.rate_per_s * load / max(self.day) for load in self.day)
+
+    @property
+    def day_peak_factor(self) -> float:
+        """The load in the day's busiest hour over its mean."""
+        return max(1.0, max(self.day) / fmean(self.day))
 
     @property
     def missing(self) -> str:

@@ -182,6 +182,17 @@ def test_a_day_chosen_on_the_size_page_is_in_the_report_and_its_links(opened: Op
     assert "With the GPUs of each hour" in shown(app)
 
 
+def test_a_token_of_a_day_costs_what_the_mean_load_makes_of_the_fleet(plan: Plan) -> None:
+    priced = replace(ONE, price_per_gpu_hour=3.5)
+    found = answers.report(priced, Outcome(replace(plan, question=priced.question)), **COVER, beside="day")
+    figures = {row.name: row.value.value for row in found.cost}
+    tokens_per_hour = sum(ONE.day_per_s) / len(ONE.day_per_s) * ONE.osl * 3600
+    per_million = 3.5 * plan.answer.gpus / tokens_per_hour * 1e6
+    assert figures["Cost per million output tokens"] == pytest.approx(per_million)
+    power_kw = figures["Power of the GPUs, at most"]
+    assert power_kw is not None and figures["Energy, at most"] == pytest.approx(power_kw / tokens_per_hour * 1e6)
+
+
 def test_the_price_of_goodput_chosen_on_the_size_page_is_in_the_report(opened: Open, plan: Plan) -> None:
     app = opened(ONE, **{"show.size": "goodput"}).switch_page(PAGE).run()
     assert not app.exception

@@ -71,7 +71,7 @@ from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
 from sizing.trace import DAY_S, Trace, TraceError, merged
 from sizing.trace_files import FORMATS, read_trace_noted
-from sizing.workload import Lengths, Prefix, Sla
+from sizing.workload import SHARES, Lengths, Prefix, Sla
 from ui import computing, link
 from ui.computing import Available, Carried, Outcome, Ways, answered, computed, found_for
 from ui.link import PREFIX, Stamp
@@ -800,13 +800,14 @@ class ForSessions:
 def for_sessions(
     scenario: Scenario, load: SessionLoad, limits: tuple[SessionLimit, ...], progress: Callable[[str], None]
 ) -> ForSessions:
-    """The fleets that serve sessions, of which the form says all but load, lengths, arrivals, routing and prefix.
+    """The fleets that serve sessions, of which the form says all but load, lengths, arrivals, routing, prefix, limits
+    on shares of the requests, queue limit and timeout.
 
     Never raises on user input. `progress` hears of each simulation; a visit remembers its last few answers.
     """
     usual, have = Scenario(), points_for(scenario)
-    of_requests = {name: getattr(usual, name) for name in ("prefix_share", "prefix_hit", "routing", "gap")}
-    asked = replace(_without_load(scenario), **of_requests)
+    of_requests = ("prefix_share", "prefix_hit", "routing", "gap", *SHARES, "queue_limit", "queue_timeout_s")
+    asked = replace(_without_load(scenario.without_goodput), **{name: getattr(usual, name) for name in of_requests})
     if nothing := nothing_to_choose_from(scenario, have):
         return ForSessions(None, nothing.title, nothing.reason)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from sizing.analyses.daily import HOURS
@@ -263,14 +263,15 @@ def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
     for side in ("isl", "osl"):
         if (given := values.get(f"{side}_law")) is not None and side in query and values.get(side) != round(given.mean):
             problems.append(f"{side}={quoted(query[side])}: {side}_law has another mean. Used instead: {given.mean:g}.")
-    for metric in METRICS if values.get("goodput") is None else ():
-        given = values.get(metric)
-        if given is not None and not given.percentile:
-            values[metric] = replace(given, percentile=95)
-            problems.append(f"{metric}={quoted(query[metric])}: needs a percentile, or goodput. Used instead: p95.")
+    linked = Scenario(**values)
+    scenario = linked if linked.goodput else linked.without_goodput
+    for metric in METRICS:
+        if (used := getattr(scenario, metric)) != getattr(linked, metric):
+            instead = f"Used instead: p{used.percentile:g}."
+            problems.append(f"{metric}={quoted(query[metric])}: needs a percentile, or goodput. {instead}")
     if absent:
         problems.append(f"Missing from the link, so defaults are used: {_several(absent)}.")
-    return Scenario(**values), [*problems, *_beside(query)]
+    return scenario, [*problems, *_beside(query)]
 
 
 def repeated(counts: Mapping[str, int]) -> list[str]:

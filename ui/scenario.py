@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from statistics import fmean
 
 import numpy as np
@@ -182,6 +182,16 @@ class Scenario:
     def day_peak_factor(self) -> float:
         """The load in the day's busiest hour over its mean."""
         return max(1.0, max(self.day) / fmean(self.day))
+
+    @property
+    def without_goodput(self) -> Scenario:
+        """The same without the limit on goodput: a limit that counted for it alone has its usual percentile."""
+        alone = {
+            metric: replace(limit, percentile=USUAL[metric].percentile)
+            for metric in METRICS
+            if (limit := getattr(self, metric)) is not None and not limit.percentile
+        }
+        return replace(self, goodput=None, **alone)
 
     @property
     def missing(self) -> str:

@@ -178,6 +178,14 @@ def test_no_fleet_is_told_without_a_count(opened: Open) -> None:
     assert not app.metric and "You need" not in shown(app) and "Nearest miss" in shown(app)
 
 
+def test_goodput_does_not_count_and_its_limits_have_their_usual_percentile(opened: Open, few: AppTest) -> None:
+    shares = {"goodput": Limit.goodput(99), "rejected": Limit.rejected(1), "queue_limit": 10, "queue_timeout_s": 1.0}
+    app = opened(replace(ONE, ttft=Limit("ttft", 0, 1.0), **shares), **FEW)
+    assert found_by(app).plan.question == found_by(few).plan.question
+    assert text_of(app.title[0].value) == text_of(few.title[0].value)
+    assert all(word in IN_PLACE for word in ("goodput", "queue limit and timeout", "p95"))
+
+
 def test_sessions_that_cannot_be_are_told_in_a_line(opened: Open) -> None:
     app = opened(**FEW, **{"show.turn_law": "fixed"})
     assert "whole number" in shown(app) and not app.metric

@@ -44,7 +44,8 @@ ROUTINGS: dict[str, str] = {
 ROUTING_HELP = "Which replica gets a turn. All four are compared in the answer."
 IN_PLACE = (
     "Of the form at the side its model, GPUs, limits on TTFT, ITL and E2E of any turn, headroom, spares and price "
-    "count; its load, lengths, routing, arrivals and prefix do not. "
+    "count; its load, lengths, routing, arrivals, prefix, goodput, limit on rejected requests, queue limit and timeout "
+    "do not. A limit without a percentile counts at p95. "
     "Its presets Chat and Agent fill in sessions of their kind."
 )
 NO_GAPS = "The limit on gaps between tokens does not count: they are not simulated for sessions."

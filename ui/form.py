@@ -237,10 +237,7 @@ def _costs() -> None:
         number_field("Peak over mean", PEAK_FACTOR, "peak_factor", PEAK_HELP, step=0.5)
 
 
-PEAK_HELP = (
-    "Peak load divided by the mean of the day. Only costs per token and request depend on it; those over a day are for the "
-    "mean of its hours."
-)
+PEAK_HELP = "Peak load divided by the mean of the day, for costs per token and request alone. Over a day has its own."
 SERVER_HELP = "GPUs per server, to show the number of servers in the working. Empty: as in this GPU's usual server."
 ROUTING_HELP = "How the load balancer picks a replica. Least outstanding requests needs the fewest GPUs."
 ARRIVALS_HELP = "How requests are distributed over time at the peak."

@@ -17,8 +17,9 @@ from sizing import planner
 from sizing.analyses.curves import versus
 from sizing.analyses.pools import Pools, pools_of
 from sizing.candidates import find
+from sizing.catalog import Layout
 from sizing.numbers import gpus, significant
-from sizing.plans import Plan, cost_of
+from sizing.plans import Plan, Rejection, cost_of
 from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
 from ui.answers import named, ranked, room_share
@@ -149,12 +150,13 @@ def test_what_was_left_out_is_grouped_by_reason(compared: Open) -> None:
 
 def test_the_file_has_every_configuration_and_no_formula(plan: Plan) -> None:
     nasty = replace(plan.answer.candidate, source='=HYPERLINK("http://x")')
-    changed = replace(plan, fleets=(replace(plan.answer, candidate=nasty), *plan.fleets[1:]))
+    missed = Rejection("l40s", Layout(1), "bf16", "memory", "too large", engine="vllm")
+    changed = replace(plan, fleets=(replace(plan.answer, candidate=nasty), *plan.fleets[1:]), rejected=(missed,))
     rows = list(csv.DictReader(io.StringIO(compare.as_csv(changed, ranked(changed)))))
-    assert len(rows) == len(plan.fleets) + len(plan.rejected)
+    assert len(rows) == len(plan.fleets) + 1
     assert rows[0]["Source"] == '\'=HYPERLINK("http://x")'
     assert [int(float(row["GPUs"])) for row in rows if row["GPUs"]] == [f.gpus for f in ranked(changed).values()]
-    assert all(row["Engine"] for row in rows)
+    assert [row["Engine"] for row in rows] == [f.candidate.engine for f in ranked(changed).values()] + ["vllm"]
 
 
 def test_shares_have_no_seconds_in_the_file() -> None:

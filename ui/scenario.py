@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from statistics import fmean
 
 import numpy as np
 
-from sizing.analyses.daily import HOURS
+from sizing.analyses.daily import HOURS, peak_over_mean
 from sizing.candidates import Choice
 from sizing.catalog import Layout
 from sizing.question import Question, Range
@@ -181,7 +180,7 @@ class Scenario:
     @property
     def day_peak_factor(self) -> float:
         """The load in the day's busiest hour over its mean."""
-        return max(1.0, max(self.day) / fmean(self.day))
+        return peak_over_mean(self.day)
 
     @property
     def without_goodput(self) -> Scenario:

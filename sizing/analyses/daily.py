@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from sizing.analyses.sensitivity import resized
 from sizing.errors import ScenarioError
@@ -60,6 +61,15 @@ def daily_rates(text: str) -> tuple[float, ...]:
     if max(rates) == 0:
         raise ScenarioError("--daily: of the 24 hourly rates at least one must be above 0")
     return rates
+
+
+def peak_over_mean(rates: Sequence[float]) -> float:
+    """The busiest hour over the mean of all: the peak factor of a question about the peak.
+
+    >>> peak_over_mean([0.1] * 24), peak_over_mean([1.0, 3.0])
+    (1.0, 1.5)
+    """
+    return max(1.0, max(rates) / fmean(rates))
 
 
 def rate_of_hour(hour: int, word: str) -> float:

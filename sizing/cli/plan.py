@@ -13,7 +13,7 @@ import click
 from sizing import candidates, planner
 from sizing import text as answer
 from sizing.analyses.curves import load_curve
-from sizing.analyses.daily import daily_rates, gpus_by_hour
+from sizing.analyses.daily import daily_rates, gpus_by_hour, peak_over_mean
 from sizing.analyses.mixed import Mix, Supply, cheapest_mix
 from sizing.analyses.sensitivity import goodput_prices, sensitivities, tune
 from sizing.analyses.verification import verification
@@ -210,7 +210,7 @@ def planned(given: Mapping[str, Any]) -> Question:
         if given["peak_factor"] != 1:
             raise click.UsageError("--daily already contains the peak: omit --peak-factor")
         rates = daily_rates(given["daily"])
-        peak, factor = max(rates), max(rates) / (sum(rates) / len(rates))
+        peak, factor = max(rates), peak_over_mean(rates)
     else:
         factor = given["peak_factor"]
         FIELDS["peak_factor"].check(factor)

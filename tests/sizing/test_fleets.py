@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
-from sizing.analyses.daily import daily_rates, gpus_by_hour
+from sizing.analyses.daily import daily_rates, gpus_by_hour, peak_over_mean
 from sizing.analyses.existing import Existing, largest_rate
 from sizing.analyses.mixed import RequestKind, Supply, cheapest_counts, cheapest_mix
 from sizing.analyses.sharing import (
@@ -96,6 +96,12 @@ def test_a_day_costs_no_more_than_its_busiest_hour_all_day() -> None:
     assert [hour.gpus for hour in by_rate] == sorted(hour.gpus for hour in by_rate)
     assert 0 < day.saved < 1
     assert day.gpu_hours == sum(hour.gpus for hour in day.hours)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.1, 2.0, 7.3])
+def test_a_day_of_equal_hours_has_no_peak(rate: float) -> None:
+    """24 x 0.1 over 24 is not 0.1 to the last digit, and below 1 is no peak factor."""
+    assert peak_over_mean([rate] * 24) == 1
 
 
 @pytest.mark.parametrize(

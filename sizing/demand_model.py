@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 from sizing.errors import ScenarioError, first_fault
 from sizing.numbers import Floats
 from sizing.token_law import TokenLaw
-from sizing.trace import DAY_S, HOUR_S, MINUTE_S, Counts, Trace, TraceError
+from sizing.trace import DAY_S, HOUR_S, MINUTE_S, MOST_REQUESTS, Counts, Trace, TraceError
 from sizing.workload import Lengths, Seconds
 
 SCHEMA: Final = "sizing-demand/1"
@@ -44,7 +44,7 @@ CVS, VARIANCES = (0.05, 20.0), (1e-4, 99.0)
 FEWEST_VISITS = 5
 RANKED = 200_000
 """Requests whose lengths are ranked, spread over the trace."""
-MOST_REQUESTS, MOST_DAYS = 100_000_000, 400
+MOST_DAYS = 400
 MOST_BYTES = 2**20
 STRICT = ConfigDict(allow_inf_nan=False, extra="forbid")
 

@@ -17,6 +17,8 @@ from sizing.workload import Seconds
 
 DAY_S, HOUR_S, MINUTE_S = 86_400.0, 3600.0, 60.0
 Counts = NDArray[np.int32]
+MOST_REQUESTS = 100_000_000
+"""Of a trace that is made here, scaled or drawn: some 2 GB."""
 MOST_CLASSES = 8
 """Each takes as much memory in a replay as all requests do without classes: 1 MB a day."""
 LONGEST_NAME = 60
@@ -141,6 +143,10 @@ class Trace:
             raise TraceError(f"the factor of a trace must be above 0, got {factor:g}")
         if factor == 1:
             return self
+        if factor * len(self) > MOST_REQUESTS:
+            raise TraceError(
+                f"{factor:g} times {len(self):,} requests are more than {MOST_REQUESTS:,}: give a smaller factor"
+            )
         rng = np.random.default_rng(seed)
         copies = np.full(len(self), int(factor))
         copies += rng.random(len(self)) < factor - int(factor)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from sizing.edge import REQUESTS, SlaMissed, first_capacity_per_s, least, upper_excess
-from sizing.errors import RequestTooLong, ScenarioError, first_fault
+from sizing.errors import RequestTooLong, ScenarioError, first_fault, quoted
 from sizing.explain import cost_rejection, sla_rejection
 from sizing.files import read_yaml
 from sizing.planner import HOPELESS
@@ -265,9 +265,12 @@ StreamFile = create_model(
 
 
 def share_of(stream: BaseModel) -> Share:
-    """The workload and SLA that a `StreamFile` describes; ScenarioError for what they cannot be."""
+    """The workload and SLA that a `StreamFile` describes; ScenarioError, with its name, for what they cannot be."""
     given = stream.model_dump()
-    return Share(given["name"], workload_of(given), sla_of(given), given["priority"])
+    try:
+        return Share(given["name"], workload_of(given), sla_of(given), given["priority"])
+    except ScenarioError as error:
+        raise ScenarioError(f"workload {quoted(given['name'])}: {error}") from None
 
 
 class ScenarioFile(BaseModel):
@@ -283,6 +286,14 @@ class ScenarioFile(BaseModel):
     headroom: float = 0.2
     spare: int = 1
     workloads: list[StreamFile] = Field(min_length=1)
+
+    @field_validator("workloads")
+    @classmethod
+    def _each_by_its_name(cls, workloads: list[Any]) -> list[Any]:
+        names = [each.name for each in workloads]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two are named {quoted(twice)}: give each a name of its own")
+        return workloads
 
     @property
     def terms(self) -> Terms:

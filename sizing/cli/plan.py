@@ -56,19 +56,20 @@ if TYPE_CHECKING:
 
 
 class Reported(NoFeasiblePlan):
-    """No configuration meets the SLA; with the report that says so and lists ways to meet it."""
+    """No configuration meets the SLA; with what the JSON says beside: the report that lists ways to meet it, or the
+    plan without the changes that made it fail."""
 
-    def __init__(self, error: NoFeasiblePlan, report: dict[str, Any]) -> None:
+    def __init__(self, error: NoFeasiblePlan, beside: Mapping[str, Any]) -> None:
         super().__init__(str(error), error.rejected)
-        self.report = report
+        self.beside = beside
 
 
 def show(error: NoFeasiblePlan, json_: bool) -> None:
     """The rejections as a table, or as JSON without any count."""
     if json_:
         rejected = [rejection_json(rejection) for rejection in error.rejected]
-        report = {"report": error.report} if isinstance(error, Reported) else {}
-        write_json({"feasible": False, "why": str(error), "rejected": rejected, **report})
+        beside = error.beside if isinstance(error, Reported) else {}
+        write_json({"feasible": False, "why": str(error), "rejected": rejected, **beside})
     else:
         from sizing.cli.tables import print_rejections  # costs rich, which JSON does without
 
@@ -180,7 +181,7 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         plan = special.plan if special else planner.plan(question, reserved, found[1])
     except NoFeasiblePlan as error:
         load = talks[0] if talks else None
-        raise Reported(error, refusal_json(error, question, reserved, load)) if json_ else error from None
+        raise Reported(error, {"report": refusal_json(error, question, reserved, load)}) if json_ else error from None
     more = Extras(sessions=simulated)
     if simulated is None:
         more = replace(extras(plan, given, counts, reserved), trace=replayed)

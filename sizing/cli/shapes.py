@@ -229,8 +229,17 @@ def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
         **({"disaggregated": pools_json(extras.pools, question)} if extras.pools else {}),
         **({"trace": trace_json(extras.trace)} if extras.trace else {}),
         **({"goodput_price": [*map(goodput_price_json, extras.goodput_prices)]} if extras.goodput_prices else {}),
-        **({"sessions": sessions_json(extras.sessions)} if extras.sessions else {}),
+        **(_of_sessions(extras.sessions, question) if extras.sessions else {}),
     }
+
+
+def _of_sessions(found: SessionPlan, question: Question) -> dict[str, Any]:
+    """What sessions come to, and the settings of engines that take a session to its end: a later turn is longer than
+    the mean prompt."""
+    fleet = found.plan.answer
+    settings = settings_json(fleet.candidate, [question.workload], fleet.in_flight)
+    longest = {"max_model_tokens": found.load.sessions.context_tokens or None}
+    return {"sessions": sessions_json(found), "engine_settings": {**settings, **longest}}
 
 
 def goodput_price_json(price: GoodputPrice) -> dict[str, Any]:

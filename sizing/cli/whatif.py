@@ -26,6 +26,7 @@ from sizing.cli.options import (
     workload_options,
     write_json,
 )
+from sizing.cli.plan import Reported
 from sizing.cli.shapes import pools_json
 from sizing.cli.tables import console, print_cautions, print_pools
 from sizing.errors import ScenarioError
@@ -85,7 +86,7 @@ def table_of(found: Comparison) -> Table:
         values = [value(side) if isinstance(side, Fleet) else None for side in sides]
         before, after = values
         change = percent(after / before - 1, sign=True) if before and after is not None else ""
-        change = "same" if change in ("+0%", "-0%") else change
+        change = "same" if change in ("+0 %", "-0 %") else change
         table.add_row(name, *("-" if each is None else show(each) for each in values), change)
 
     said("replica", lambda fleet: fleet.candidate.label)
@@ -133,16 +134,22 @@ def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, *
     question = Question.of(given)
     found = what_if(question, _candidate(question, given), made)
     pools = disaggregate(found.setup) if disaggregated else None
+    missed = None
+    if isinstance(found.after, Rejection):
+        missed = NoFeasiblePlan(f"with the changes no fleet meets {question.sla}", (found.after,))
     if json_:
-        write_json(comparison_json(found, changes) | ({"disaggregated": pools_json(pools, question)} if pools else {}))
+        both = comparison_json(found, changes) | ({"disaggregated": pools_json(pools, question)} if pools else {})
+        if missed:
+            raise Reported(missed, both)
+        write_json(both)
     else:
         print_comparison(found, changes)
         if pools:
             print_pools(pools, question, _gpus(found.after))
             if isinstance(pools, Pools):
                 _print_assumptions(pools.assumptions[len(found.assumptions) :])
-    if isinstance(found.after, Rejection):
-        raise NoFeasiblePlan(f"with the changes no fleet meets {question.sla}", (found.after,))
+    if missed:
+        raise missed
 
 
 def _candidate(question: Question, given: dict[str, Any]) -> Candidate:

@@ -16,10 +16,6 @@ from sizing.report.tables import Table, line, number_of, visible
 from sizing.text import DEFINITIONS, GOODPUT_PRICE, capital
 from sizing.workload import SHARES, Limit
 
-MOST_LINE = 1_000
-"""Characters of a text in the scenario."""
-
-
 ASKED = (
     *(
         "model",
@@ -125,7 +121,7 @@ def toml_line(row: InputRow) -> str:
     if isinstance(row.value, Quantity):
         value = "nan" if row.value.value is None else f"{row.value.value:.12g}"
         return f"{key} = {value}{f'  # {row.value.unit}' if row.value.unit else ''}"
-    return f"{key} = {json.dumps(row.value[:MOST_LINE], ensure_ascii=False)}".replace("\x7f", "\\u007f")
+    return f"{key} = {json.dumps(row.value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
 
 
 NOT_REPLAYED = (

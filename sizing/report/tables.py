@@ -164,7 +164,9 @@ def sla(report: Report) -> Table:
 
 
 def latency_band(row: LimitRow) -> str:
-    """The 90 % band of a predicted latency; open where the slow end cannot carry the load."""
+    """The 90 % band of a predicted latency; open where the slow end cannot carry the load, a dash without a band."""
+    if row.low.value is None and row.high.value is None:
+        return number_of(row.low)
     if row.high.value is None:
         return f"{number_of(row.low)} or more"
     return f"{number_of(row.low)} to {number_of(row.high)}"

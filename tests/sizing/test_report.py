@@ -275,7 +275,7 @@ def test_a_fitted_law_names_its_points_their_engine_dates_and_digest() -> None:
 
 
 def test_the_scenario_is_toml() -> None:
-    hostile = dataclasses.replace(report().inputs[0], value='"\x7f\n\\ = 1')
+    hostile = dataclasses.replace(report().inputs[0], value='"\x7f\n\\ = 1' + 3000 * "x")  # as long as a histogram
     text = scenario_toml(dataclasses.replace(report(), inputs=(hostile, *report().inputs[1:])))
     found = tomllib.loads(text)
     assert found["model"] == hostile.value and found["rate_per_s"] == 40 and found["osl_cv"] == 0.5

@@ -25,6 +25,7 @@ from sizing.engine import Batching
 from sizing.errors import ScenarioError
 from sizing.plans import Candidate, NoFeasiblePlan, Plan
 from sizing.report.model import from_dict
+from sizing.report.tables import latency_band
 from sizing.report.write import render
 from sizing.simulator.sessions import SessionRouting, simulate_sessions
 from sizing.workload import Limit, Sessions, Sla
@@ -250,6 +251,12 @@ def answered() -> dict[str, Any]:
     return found
 
 
+def test_servers_of_sessions_take_a_session_to_its_end(answered: dict[str, Any]) -> None:
+    """A later turn is longer than the mean prompt: Qwen3-32B takes 40,960 tokens, and so must the engine."""
+    assert answered["sessions"]["asked"]["context_tokens"] == 40_960
+    assert answered["engine_settings"]["max_model_tokens"] == 40_960
+
+
 def test_json_has_what_sessions_come_to(answered: dict[str, Any]) -> None:
     told = answered["sessions"]
     assert answered["sentence"].startswith(f"You need {answered['gpus']} × h200_sxm for 300 users at once")
@@ -265,6 +272,7 @@ def test_reports_hold_the_sessions(answered: dict[str, Any]) -> None:
     found = from_dict(answered["report"])
     assert found.sessions is not None and found.curves is None
     assert [limit.name for limit in found.limits] == ["p95 TTFT of later turns", "p95 ITL"]
+    assert "or more" not in "".join(map(latency_band, found.limits)), "no band is not an open one"
     page = Page(render(found, "html").decode())
     for line in found.sessions.lines:
         assert line in page.text

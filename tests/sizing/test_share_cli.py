@@ -79,6 +79,20 @@ def test_each_workload_keeps_a_gap_limit_of_its_own(capsys: pytest.CaptureFixtur
     assert "gap" not in json.loads(shared)["workloads"][0]["predicted"]
 
 
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (BATCH.replace("e2e=p95:60s", "ttft=1s"), "workload 'batch': the TTFT limit needs a percentile"),
+        (BATCH.replace("rate=1,", "rate=0,"), "workload 'batch': rate"),
+        (BATCH.replace("batch:", "chat:"), "two are named 'chat'"),
+    ],
+)
+def test_a_workload_at_fault_is_named(second: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["share", *FLEET, "--workload", CHAT, "--workload", second], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
 def test_a_workload_of_too_few_requests_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     rare = BATCH.replace("rate=1,", "rate=1e-6,")
     code, out, err = run(["share", *FLEET, "--workload", CHAT, "--workload", rare], capsys)

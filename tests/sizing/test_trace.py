@@ -46,6 +46,11 @@ def test_the_part_from_first_to_last_is_the_trace(ms: list[int], sessions: bool)
     assert same(trace.scaled(1), trace)
 
 
+def test_a_factor_that_makes_more_requests_than_memory_holds_is_refused() -> None:
+    with pytest.raises(TraceError, match="more than 100,000,000: give a smaller factor"):
+        trace_of([0, 1000, 2000], sessions=False).scaled(1e9)
+
+
 @given(ARRIVALS, st.integers(0, 4 * 3600 * 1000))
 def test_two_parts_are_the_whole(ms: list[int], cut_ms: int) -> None:
     """A request at the very cut is of the second; a part of fewer than two is refused."""

@@ -254,6 +254,7 @@ def test_limits_of_classes_stand_in_place_of_those_of_all() -> None:
     [
         (["cod:ttft=p95:1s"], "the trace has 'chat', 'code'"),
         (["code:ttft=p95:1s", "code:itl=none"], "is there twice"),
+        (["code:ttft=none,itl=none"], "--class 'code': "),
         (["code:tft=p95:1s"], "'tft' is not one of ttft"),
         (["code:ttft=1s"], "write it as percentile:time"),
         (["code"], "write it as NAME:ttft"),

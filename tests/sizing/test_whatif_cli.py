@@ -27,6 +27,7 @@ from sizing.cli.whatif import whatif_command
 from sizing.errors import ScenarioError
 from sizing.estimate import estimate
 from sizing.plans import Candidate, NoFeasiblePlan
+from tests.sizing.test_cli import run
 from tests.sizing.whatif_cases import LENGTHS, QWEN, after
 
 # Faults.
@@ -123,6 +124,18 @@ def test_the_command_reports_a_change_that_breaks_the_sla() -> None:
     tight = [*OPTIONS[:-1], "p95:7ms"]
     ran = CliRunner().invoke(whatif_command, ["--change", "lora:adapters=4,rank=64", *tight])
     assert isinstance(ran.exception, NoFeasiblePlan), ran.output
+
+
+def test_json_of_a_change_that_breaks_the_sla_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["whatif", "--change", "chunked_prefill=1", *OPTIONS, "--ttft", "p95:1s", "--json"], capsys)
+    told = json.loads(out)
+    assert (code, told["feasible"], err.count("\n")) == (3, False, 1)
+    assert told["before"]["gpus"] > 0 and told["rejected"]
+
+
+def test_a_change_that_changes_nothing_is_said_to() -> None:
+    ran = CliRunner().invoke(whatif_command, ["--change", "precision=bf16", *OPTIONS])
+    assert ran.exit_code == 0 and "same" in ran.output and "+0 %" not in ran.output
 
 
 def test_the_command_wants_a_change() -> None:

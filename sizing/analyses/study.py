@@ -7,7 +7,7 @@
       ttft: [p95:500ms, p95:2s]
     # or, in place of every combination:  sample: 1000, and then an axis may be {low: 200, high: 8000} (log-uniform)
 
-Keys of `base` and `axes` are the options of ``python -m sizing plan``, written with underscores.
+Keys of `base` and `axes` (`KEYS`) are options of ``python -m sizing plan``, written with underscores.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MOST = 200_000
 
 ASKED = (
     "isl osl isl_cv osl_cv rate arrivals routing ttft itl gap e2e headroom spare isl_law osl_law "
-    "goodput rejected queue_limit queue_timeout"
+    "goodput rejected queue_limit queue_timeout correlation prefix_tokens prefix_hit"
 ).split()
 KEYS: dict[str, Any] = {
     "model": (str, ...),

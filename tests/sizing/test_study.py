@@ -28,6 +28,7 @@ from sizing.cli.study import study_command
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.points import write_points
+from sizing.question import Question
 from sizing.simulator import simulate
 from sizing.workload import Lengths, Workload
 from tests.sizing import study_work
@@ -218,6 +219,15 @@ def test_how_the_points_were_measured_is_said_as_in_plan(folder: Path, tmp_path:
         asked = CliRunner().invoke(plan_command, words.split())
         assert int(row["gpus"]) == json.loads(asked.stdout)["gpus"]
     assert int(rows[1]["gpus"]) > int(rows[0]["gpus"])  # the same figures of two replicas
+
+
+def test_prefix_and_correlation_are_asked_as_in_plan(tmp_path: Path) -> None:
+    keys = {"prefix_tokens": 1000, "prefix_hit": 0.9, "correlation": 0.8, "isl_cv": 1.0, "osl_cv": 1.0}
+    asked = {"model": "Qwen/Qwen3-32B", "isl": 2000, "osl": 256, "rate": 20, "ttft": "p95:1s"}
+    (tmp_path / "study.yaml").write_text(json.dumps({"base": asked | keys, "axes": {"gpu": ["h200_sxm"]}}))
+    (scenario,) = read_study(tmp_path / "study.yaml")
+    assert scenario.question == Question.of(asked | keys)
+    assert scenario.question != Question.of(asked)
 
 
 def test_what_a_row_says_of_its_replicas_counts_for_it(folder: Path, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Share:
 
     def __post_init__(self) -> None:
         check_load(self.workload, self.sla)
+        Stream(self.workload, self.priority)  # checks the priority
 
 
 @dataclass(frozen=True, slots=True)

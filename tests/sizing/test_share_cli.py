@@ -84,6 +84,7 @@ def test_each_workload_keeps_a_gap_limit_of_its_own(capsys: pytest.CaptureFixtur
     [
         (BATCH.replace("e2e=p95:60s", "ttft=1s"), "workload 'batch': the TTFT limit needs a percentile"),
         (BATCH.replace("rate=1,", "rate=0,"), "workload 'batch': rate"),
+        (BATCH.replace("priority=1", "priority=16"), "workload 'batch': priority must be from 0 (first) to 15"),
         (BATCH.replace("batch:", "chat:"), "two are named 'chat'"),
     ],
 )

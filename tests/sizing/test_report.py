@@ -7,25 +7,31 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sizing import planner
 from sizing import text as answer
+from sizing.analyses.daily import gpus_by_hour
 from sizing.catalog import Layout
 from sizing.edge import latency_band
-from sizing.plans import cost_of
+from sizing.plans import Candidate, cost_of
 from sizing.points import Point
 from sizing.report import tables
-from sizing.report.build import CHOSEN, cells, evidence, refusal_of, source_of
+from sizing.report.build import CHOSEN, cells, evidence, refusal_of, report_of, source_of
 from sizing.report.model import (
     MOST_BYTES,
     SCHEMA,
+    ClassLimit,
     Quantity,
     Report,
     ReportError,
     SourceRow,
+    Traffic,
+    TrafficHour,
     Unit,
     as_dict,
     as_json,
@@ -36,7 +42,7 @@ from sizing.report.model import (
 from sizing.report.sections import scenario_toml
 from sizing.report.write import file_name
 from sizing.workload import Limit
-from tests.sizing.report_cases import COVER, QUESTION, REJECTED, plan, refusal, report
+from tests.sizing.report_cases import CANDIDATES, COVER, QUESTION, RATES, REJECTED, day_report, plan, refusal, report
 
 TEXT = st.text(max_size=40)
 
@@ -188,6 +194,33 @@ def test_the_question_s_digest_is_of_what_was_asked_alone() -> None:
     assert asked != question_digest(dataclasses.replace(report(), inputs=(report().inputs[0], other)))
     assert asked != question_digest(with_cover(report(), link=f"{link}&gpu=big"))  # what may be bought
     assert asked in file_name(report(), "pdf")
+
+
+def test_another_choice_day_or_limit_of_a_class_is_another_question() -> None:
+    def compared(candidates: Sequence[Candidate]) -> Report:
+        return report_of(planner.plan(QUESTION, candidates, [REJECTED]), None, (), COVER)
+
+    def within(limit_s: float) -> Report:
+        share, seconds = Quantity(1.0, "share", "estimated"), Quantity(0.2, "s", "estimated")
+        requests, gpus = Quantity(100.0, "requests", "given"), Quantity(2.0, "GPUs", "estimated")
+        limit = Quantity(limit_s, "s", "given")
+        of_class = ClassLimit("ttft", 95, "code", requests, limit, seconds, share, share, "00:00", share)
+        hour = TrafficHour("00:00", requests, share, (), gpus)
+        return dataclasses.replace(report(), traffic=Traffic((), (), (hour,), gpus, (of_class,)))
+
+    fp8 = [dataclasses.replace(each, precision="fp8") for each in CANDIDATES]
+    backwards = gpus_by_hour(QUESTION, plan().answer, RATES[::-1])
+    different = (
+        report(),
+        compared(CANDIDATES[:2]),
+        compared(fp8),
+        day_report(),
+        report_of(plan(), None, (), COVER, daily=backwards),
+        within(0.3),
+        within(0.5),
+    )
+    assert len({*map(question_digest, different)}) == len(different)
+    assert question_digest(compared(CANDIDATES[::-1])) == question_digest(report())
 
 
 def band_of(limit: Limit, **of_law: object) -> tuple[float, float]:

@@ -74,6 +74,10 @@ class Planned:
     def of(cls, path: Path) -> Planned:
         """From what `plan --json` printed. Raises ReportError."""
         report = read(path)
+        if report.sessions is not None:
+            raise ReportError(
+                f"{line(str(path))}: a plan of sessions cannot be watched: it has no latencies for other loads"
+            )
         if report.answer is None or report.curves is None or not report.limits:
             raise ReportError(f"{line(str(path))}: it holds no answer to compare with: {line(report.sentence)}")
         working = report.answer.working.value or 1.0

@@ -280,13 +280,18 @@ HOW = (
     "Change a yellow cell and everything below follows. The capacity of a replica stays as computed for the planned "
     "load and lengths; for other lengths or limits ask the planner again."
 )
+SIMULATED = "What a replica carries of sessions is simulated, for this number: for another ask the planner again."
 ADDED = "Added: replicas beyond the quotient, if latencies jump just above the planned load. Usually 0."
 
 
 def working_sheet(book: Book, report: Report) -> None:
-    """The whole sheet; without an answer, or without the question, it says so."""
+    """The whole sheet; of sessions, without an answer, or without the question, it says so."""
     sheet = book.sheet("Working", (34, *(13,) * (len(WORKING_COLUMNS) - 1)))
     book.put(sheet, 0, 0, "Working", "title")
+    if report.sessions is not None:
+        book.put(sheet, 1, 0, report.working)
+        book.put(sheet, 2, 0, SIMULATED, "quiet")
+        return
     load, headroom, spare = (report.given(key) for key in ("rate_per_s", "headroom", "spare"))
     if report.answer is None or load is None or headroom is None or spare is None:
         book.put(sheet, 2, 0, "There is no count to compute.", "quiet")
@@ -384,12 +389,17 @@ TCO_COLUMNS = (
     *("Requests per Second", "Tokens per Second", "ISL_OSL", "Concurrency"),
 )
 
+NO_ONE_LENGTH = "Such sheets take requests of one ISL and OSL each; turns of a session grow. See the sheet Sessions."
+
 
 def tco(report: Report) -> Table:
     """One row for each configuration: a single replica with its GPUs, at the load it is planned for.
 
     Latencies in milliseconds; tokens per second are output tokens; concurrency is the mean of requests in flight.
+    None of sessions, whose turns have no one ISL and OSL.
     """
+    if report.sessions is not None:
+        return Table("TCO rows", TCO_COLUMNS, (), empty=NO_ONE_LENGTH)
     isl, osl = report.given("isl") or 0.0, report.given("osl") or 0.0
     rows = tuple(tco_row(report.model, found, isl, osl, report.given("rate_per_s")) for found in report.configurations)
     note = "One replica of each configuration at the planned load; tokens per second are output tokens."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from sizing.plans import Candidate, NoFeasiblePlan, Plan
 from sizing.report.model import from_dict
 from sizing.report.tables import latency_band
 from sizing.report.write import render
+from sizing.report.xlsx import NO_ONE_LENGTH
 from sizing.simulator.sessions import SessionRouting, simulate_sessions
 from sizing.workload import Limit, Sessions, Sla
 from tests.sizing.engines import BATCHING, LAW, candidate
@@ -278,8 +280,20 @@ def test_reports_hold_the_sessions(answered: dict[str, Any]) -> None:
         assert line in page.text
     printed = pdf_text(render(found, "pdf"))
     assert squeezed("Sessions at rising load") in printed and squeezed("Users or agents at once") in printed
-    rows = rows_below(sheets(render(found, "xlsx"))["Sessions"], "Load")
+    book = sheets(render(found, "xlsx"))
+    rows = rows_below(book["Sessions"], "Load")
     assert [row[0] for row in rows][: len(found.sessions.rising)] == [each.name for each in found.sessions.rising]
+    assert book["Working"][1][0] == found.working and "ask the planner again" in str(book["Working"][2][0])
+    assert [row[0] for row in book["TCO rows"]] == [NO_ONE_LENGTH], "turns have no one ISL and OSL"
+
+
+def test_a_plan_of_sessions_is_none_to_watch(
+    answered: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(answered))
+    files = ["--plan", str(tmp_path / "plan.json"), "--dashboard", str(tmp_path / "x.json")]
+    code, _, err = run(["watch", *files], capsys)
+    assert code == 2 and "a plan of sessions cannot be watched" in err and err.count("\n") == 1
 
 
 def test_the_answer_tells_of_cache_and_tasks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from sizing.catalog import gpu as gpu_named
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.catalog import model as model_named
 from sizing.catalog import precisions as precisions_of
-from sizing.engine import Batching, engine_named
+from sizing.engine import UNLIMITED_KV_TOKENS, engine_named
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, RequestTooLong, ScenarioError
 from sizing.estimate import ENGINES, estimate, timed_engines
 from sizing.fitting import UNTOLD, Fit, Protocol, fit
@@ -199,7 +199,7 @@ def cautions_at(fitted: Fit, lengths: Lengths) -> tuple[Caution, ...]:
             each = Caution("unmeasured_isl", {"isl": measured, "asked": lengths.isl, "longer": longer})
         found.append(each)
     longest = max(error.point.isl + error.point.osl for error in fitted.errors)
-    if fitted.batching.kv_tokens == Batching().kv_tokens and lengths.isl + lengths.osl > LONGER * longest:
+    if fitted.batching.kv_tokens == UNLIMITED_KV_TOKENS and lengths.isl + lengths.osl > LONGER * longest:
         found.append(Caution("unknown_kv_tokens", {"tokens": lengths.isl + lengths.osl}))
     return tuple(found)
 

@@ -225,6 +225,8 @@ KvPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 Policy = Literal["chunked", "prefill_first", "whole_prompt", "static"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+UNLIMITED_KV_TOKENS = 10**9
+"""Of a KV cache whose size nobody knows: as good as no limit."""
 MOST_LOOKAHEAD = 4.0
 """Iterations: engines in use fix one ahead; a number well beyond says that something else makes requests wait."""
 
@@ -256,7 +258,7 @@ class Batching:
     policy: Policy = "chunked"
     max_batch_size: int = 256
     token_budget: int = 8192
-    kv_tokens: int = 10**9
+    kv_tokens: int = UNLIMITED_KV_TOKENS
     kv_policy: KvPolicy = "guaranteed_no_evict"
     max_tokens: int = 0
     kv_block_tokens: int = 1

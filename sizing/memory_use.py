@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sizing import catalog
 from sizing.candidates import Choice, catalogued, estimated
 from sizing.catalog import BITS, PRECISIONS, Gpu, Layout, Model, Precision, gpus
-from sizing.engine import Batching
+from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
 from sizing.estimate import estimate
 from sizing.estimate.day_zero import MEMORY_FRACTION, RESERVED_BYTES, held_bytes, shipped
@@ -20,8 +20,6 @@ WEIGHTS, KV_USED, KV_FREE = "Weights", "KV cache in use", "KV cache free"
 RUNTIME, LEFT, UNKNOWN = "Activations and runtime", "Not given to the engine", "Not known"
 PARTS = (WEIGHTS, KV_USED, KV_FREE, RUNTIME, LEFT, UNKNOWN)
 """Every part that there may be, in the order in which they are stacked."""
-UNKNOWN_KV_TOKENS = Batching().kv_tokens
-"""Of an engine of whose KV cache nothing is known."""
 FREE_PARTS = (KV_FREE, LEFT, UNKNOWN)
 """Parts that hold nothing, as far as is known."""
 
@@ -93,7 +91,7 @@ def kv_cache_tokens(candidate: Candidate) -> int | None:
     and the runtime's reserve leave on each GPU, by the catalogue, less the share that engines leave free.
     """
     known = candidate.replica.batching.kv_tokens
-    if known != UNKNOWN_KV_TOKENS:
+    if known != UNLIMITED_KV_TOKENS:
         return known
     model, chip = catalogued(candidate.model), gpus().get(candidate.gpu)
     precision = next((name for name in PRECISIONS if name == candidate.precision), None)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sizing.analyses.sensitivity import resized
 from sizing.analyses.sharing import named_pairs
 from sizing.edge import SlaMissed, capacity_band
-from sizing.engine import Batching
+from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.errors import ScenarioError, quoted
 from sizing.explain import distance_from_sla, mean_based, sla_rejection
 from sizing.numbers import Floats
@@ -255,7 +255,7 @@ def caching(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Reje
         rule = one.replica.batching
         if rule.policy == "static":
             left_out.append(Rejection.of(one, "no_data", "static batches have no prefix cache"))
-        elif rule.kv_tokens == Batching().kv_tokens:
+        elif rule.kv_tokens == UNLIMITED_KV_TOKENS:
             why = "how many tokens its KV cache holds is not known, and hits depend on it"
             left_out.append(Rejection.of(one, "no_data", why))
         else:

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from sizing.candidates import catalogued
 from sizing.catalog import PRECISIONS, Layout, gpus
-from sizing.engine import Batching, KvPolicy, Policy
+from sizing.engine import UNLIMITED_KV_TOKENS, Batching, KvPolicy, Policy
 from sizing.errors import SizingError, first_fault, one_line
 from sizing.estimate.memory import KV_LENGTHS, OF_FREE, OF_TOTAL, Memory
 from sizing.memory_use import kernel_memory
@@ -84,7 +84,7 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
         policy=batching.policy,
         max_batch_size=max(1, batching.max_batch_size // layout.dp),
         token_budget=max(1, batching.token_budget // lanes),
-        kv_tokens=max(1, batching.kv_tokens // layout.dp) if batching.kv_tokens < Batching().kv_tokens else None,
+        kv_tokens=max(1, batching.kv_tokens // layout.dp) if batching.kv_tokens < UNLIMITED_KV_TOKENS else None,
         kv_block_tokens=batching.kv_block_tokens,
         kv_bytes_per_gpu=None if memory is None or _proportional(memory) else _kv_bytes(memory, batching, lanes),
         memory_share=None if memory is None else share[memory.backend],

@@ -24,6 +24,7 @@ from sizing.engine import (
     COEFFICIENTS,
     FREE,
     POLICIES,
+    UNLIMITED_KV_TOKENS,
     Batching,
     Policy,
     StepLaw,
@@ -101,7 +102,6 @@ NEAR_A_BUDGET = 0.05
 """Logarithm of the tokens of an iteration over a power of two within which that is tried as well."""
 NEAR_KERNELS, FROM_SHAPE = 0.03, 0.09
 """Errors of the law per unit of ln(ISL) and ln(OSL) from measured lengths: see `_elsewhere`."""
-UNLIMITED_KV_TOKENS = Batching().kv_tokens
 NEARLY_FULL = 0.9
 """Share of an estimated KV cache above which a server that shows no limit of it casts doubt on the estimate."""
 BENDS_OF_ESTIMATE = 3.5

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from sizing.budget import checkpoint
-from sizing.engine import Replica, Roughness
+from sizing.engine import UNLIMITED_KV_TOKENS, Replica, Roughness
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, Caution, Joint, Prediction, Quantiles, saturated, used_up
@@ -162,7 +162,7 @@ def _not_modelled(replica: Replica, workload: Workload) -> tuple[str, ...]:
         "queue_timeout": math.isfinite(workload.queue_timeout_s),
         "cancel": math.isfinite(workload.cancel_s),
         "roughness": replica.rough != Roughness(),
-        "recompute": rule.kv_policy == "max_utilization" and not static,
+        "recompute": rule.kv_policy == "max_utilization" and rule.kv_tokens < UNLIMITED_KV_TOKENS and not static,
         "static_speculation": replica.speculation is not None and static,
         "static_prefix": workload.prefix.tokens * workload.prefix.hit_rate > 0 and static,
     }

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from sizing.engine import Batching, Replica, Roughness, Speculation, StepLaw
+from sizing.engine import UNLIMITED_KV_TOKENS, Batching, Replica, Roughness, Speculation, StepLaw
 from sizing.prediction import Caution, Prediction, Quantiles, saturated
 from sizing.queueing import predict, slots, stability, stable_rate_per_s
 from sizing.queueing.demand import WorkVariance, demand_of
@@ -414,3 +414,10 @@ def test_evenly_spaced_equal_requests_have_an_answer(routing: Routing, replicas:
     at_random = predict(Replica(LAW), replace(workload, arrivals=Arrivals()), replicas=replicas, routing=routing)
     assert not even.saturated
     assert 0 < even.itl.p95_s <= 1.01 * at_random.itl.p95_s
+
+
+@pytest.mark.parametrize(("kv_tokens", "told"), [(UNLIMITED_KV_TOKENS, False), (200_000, True)])
+def test_pauses_are_left_out_only_where_a_cache_may_fill(kv_tokens: int, told: bool) -> None:
+    pausing = limited(kv_policy="max_utilization", kv_tokens=kv_tokens)
+    warned = predict(pausing, Workload(FIXED, 1.0)).warnings
+    assert [each.facts["settings"] for each in warned] == [("recompute",)] * told

@@ -18,7 +18,7 @@ from numpy.random import SeedSequence
 from numpy.typing import NDArray
 
 from sizing.analyses.closed_loop import closed_loop
-from sizing.engine import Batching, Replica
+from sizing.engine import UNLIMITED_KV_TOKENS, Batching, Replica
 from sizing.estimate import prior_law
 from sizing.fitting import Fit, fit
 from sizing.fitting.levels import concurrency, point_runs
@@ -109,7 +109,7 @@ def estimated(points: Sequence[Point]) -> Floats:
         told = prior_law(point.deployment, point.lengths)
         assert told is not None and told.law is not None
         users = concurrency(point)
-        batching = Batching(max_batch_size=max(256, users), kv_tokens=told.kv_tokens or Batching().kv_tokens)
+        batching = Batching(max_batch_size=max(256, users), kv_tokens=told.kv_tokens or UNLIMITED_KV_TOKENS)
         step_s = float(told.law.decode_s(users, users * (point.isl + point.osl / 2)))
         rough = replace(point, requests_per_s=users / (point.osl * step_s + told.law.prefill_alone_s(point.isl)))
         replica = Replica(told.law, batching)

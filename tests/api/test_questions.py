@@ -104,6 +104,14 @@ def is_the_commands(asked: str) -> None:
     assert undated(answer) == undated(printed.output.encode())
 
 
+def test_a_change_that_no_fleet_carries_is_told_beside_the_plan_without_it() -> None:
+    chunks_of_one = {"precision": "bf16", "tp": "2", "itl": "p95:30ms", "change": ["chunked_prefill=1"]}
+    answer = computed("whatif", {**QUESTION, **chunks_of_one})
+    assert isinstance(answer, bytes)
+    told = json.loads(answer)
+    assert told["feasible"] is False and told["rejected"] and told["before"]["gpus"] > 0
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_a_key_or_left_out_on_purpose(name: str) -> None:
     options = [each for each in command(name).params if isinstance(each, click.Option)]

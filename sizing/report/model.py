@@ -565,16 +565,17 @@ def digest(report: Report) -> str:
 def question_digest(report: Report) -> str:
     """The first characters of the SHA-256 of what was asked: tells whether two reports answer the same question.
 
-    Of the inputs, the configurations compared, the hours of a day, the limits of classes and the link's parameters; not
-    of answer, cover, date, address.
+    Of the inputs and of the link's parameters, which also name what may be bought; without them of the configurations
+    compared, the hours of a day and the limits of classes. Not of answer, cover, date, address.
     """
+    link = [each for each in report.link.partition("?")[2].split("&") if not each.startswith(ANSWER)]
     compared = {(each.gpu, str(each.layout), each.precision, each.engine) for each in report.configurations}
     compared |= {(each.gpu, each.layout, each.precision, each.engine) for each in report.left_out}
     hours = report.day.load.values if report.day else ()
     classes = report.traffic.classes if report.traffic else ()
     limits = [(each.of, each.metric, each.percentile, each.limit.value) for each in classes]
-    link = [each for each in report.link.partition("?")[2].split("&") if not each.startswith(ANSWER)]
-    asked = [_INPUTS.dump_python(report.inputs, mode="json"), link, sorted(compared), hours, limits]
+    beside = link if any(link) else [sorted(compared), hours, limits]
+    asked = [_INPUTS.dump_python(report.inputs, mode="json"), beside]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:QUESTION_DIGEST]
 
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from sizing import planner
 from sizing import text as answer
-from sizing.analyses.daily import gpus_by_hour
+from sizing.analyses.daily import Daily, gpus_by_hour
 from sizing.catalog import Layout
 from sizing.edge import latency_band
 from sizing.plans import Candidate, cost_of
 from sizing.points import Point
 from sizing.report import tables
-from sizing.report.build import CHOSEN, cells, evidence, refusal_of, report_of, source_of
+from sizing.report.build import CHOSEN, Cover, cells, evidence, refusal_of, report_of, source_of
 from sizing.report.model import (
     MOST_BYTES,
     SCHEMA,
@@ -42,7 +42,7 @@ from sizing.report.model import (
 from sizing.report.sections import scenario_toml
 from sizing.report.write import file_name
 from sizing.workload import Limit
-from tests.sizing.report_cases import CANDIDATES, COVER, QUESTION, RATES, REJECTED, day_report, plan, refusal, report
+from tests.sizing.report_cases import CANDIDATES, COVER, QUESTION, RATES, REJECTED, daily, plan, refusal, report
 
 TEXT = st.text(max_size=40)
 
@@ -197,8 +197,8 @@ def test_the_question_s_digest_is_of_what_was_asked_alone() -> None:
 
 
 def test_another_choice_day_or_limit_of_a_class_is_another_question() -> None:
-    def compared(candidates: Sequence[Candidate]) -> Report:
-        return report_of(planner.plan(QUESTION, candidates, [REJECTED]), None, (), COVER)
+    def compared(candidates: Sequence[Candidate], hours: Daily | None = None) -> Report:
+        return report_of(planner.plan(QUESTION, candidates, [REJECTED]), None, (), Cover(""), hours)
 
     def within(limit_s: float) -> Report:
         share, seconds = Quantity(1.0, "share", "estimated"), Quantity(0.2, "s", "estimated")
@@ -206,21 +206,23 @@ def test_another_choice_day_or_limit_of_a_class_is_another_question() -> None:
         limit = Quantity(limit_s, "s", "given")
         of_class = ClassLimit("ttft", 95, "code", requests, limit, seconds, share, share, "00:00", share)
         hour = TrafficHour("00:00", requests, share, (), gpus)
-        return dataclasses.replace(report(), traffic=Traffic((), (), (hour,), gpus, (of_class,)))
+        return dataclasses.replace(whole, traffic=Traffic((), (), (hour,), gpus, (of_class,)))
 
+    whole = compared(CANDIDATES)
     fp8 = [dataclasses.replace(each, precision="fp8") for each in CANDIDATES]
     backwards = gpus_by_hour(QUESTION, plan().answer, RATES[::-1])
     different = (
-        report(),
+        whole,
         compared(CANDIDATES[:2]),
         compared(fp8),
-        day_report(),
-        report_of(plan(), None, (), COVER, daily=backwards),
+        compared(CANDIDATES, daily()),
+        compared(CANDIDATES, backwards),
         within(0.3),
         within(0.5),
     )
     assert len({*map(question_digest, different)}) == len(different)
-    assert question_digest(compared(CANDIDATES[::-1])) == question_digest(report())
+    assert question_digest(compared(CANDIDATES[::-1])) == question_digest(whole)
+    assert question_digest(with_cover(whole, link="http://x.test/")) == question_digest(whole)
 
 
 def band_of(limit: Limit, **of_law: object) -> tuple[float, float]:

@@ -185,6 +185,10 @@ def threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=max(1, cores() - 1), thread_name_prefix="replay")
 
 
+if hasattr(os, "register_at_fork"):  # a forked process has the pool, and none of its threads
+    os.register_at_fork(after_in_child=threads.cache_clear)
+
+
 _PER_REQUEST = ("isl", "osl", "arrival_s")
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numba
+import numpy as np
 import psutil
 import pytest
 
@@ -23,7 +24,9 @@ from api import forked
 from api import workers as module
 from api.forked import Lost
 from api.workers import Full, Workers
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import TimeLimitReached
+from sizing.simulator import replay
 
 QUICK_S, LIMIT_S = 1.0, 100.0
 SOON_S = 0.02
@@ -277,6 +280,38 @@ def test_what_is_loaded_is_loaded_again_without_the_compiler_and_then_shared(
             await workers.answer(Told("next", tmp_path))
             assert Told("next", tmp_path).began[0] in {job.began[0] for job in jobs}, "it has not compiled itself"
             assert [f"{origin and origin.pid}" for origin in origins] * 2 == (tmp_path / "loads").read_text().split()
+        finally:
+            workers.end()
+
+    asyncio.run(ask())
+
+
+def shared_replay() -> float:
+    """A replay large enough for two threads, on however many cores: its requests/s."""
+    replay.cores = lambda: 2  # type: ignore[assignment, misc]
+    lengths = np.full(replay.WORTH_SHARING // 2, 8)
+    runs = [replay.closed_run(row, 4, lengths, lengths, 0.0) for row in range(2)]
+    engine = Replica(StepLaw(1e-3, 0.0, 1e-6, 1e-6, 1e-9), Batching())
+    assert len(replay.shared_out(runs, 2)) == 2
+    return float(replay.Replay(runs, engine).means(engine)[1, 0])
+
+
+class Replayed:
+    """Asks for a shared replay."""
+
+    kept_as = "replayed"
+
+    def answer(self, limit_s: float) -> float:
+        return shared_replay()
+
+
+def test_threads_of_what_processes_are_forked_from_are_not_waited_for() -> None:
+    """A fork has the pool of threads and none of the threads: work that is given to it would never be begun."""
+
+    async def ask() -> None:
+        workers = Workers(1, LIMIT_S, load=(shared_replay,))
+        try:
+            assert await asyncio.wait_for(workers.answer(Replayed()), 120) > 0
         finally:
             workers.end()
 

@@ -20,7 +20,7 @@ from ui.charts.base import Chart
 from ui.charts.fit import ComparedSeries, measured_and_law
 from ui.look import data_behind, ink, show
 from ui.visit import one_picked, visit
-from ui.words import plain
+from ui.words import plain, sentence_case
 
 REFERENCE_ENGINE = "reference"
 CONCURRENCY = "Concurrency (requests in flight)"
@@ -129,7 +129,7 @@ def _fit_line(fitted: Fit | str) -> None:
         f"Requests/s within {percent(max(rates), 1)} at every point{unseen}."
     )
     for warning in cautions(fitted.warnings):
-        st.caption(f":material/warning: {plain(warning)}")
+        st.caption(f":material/warning: {plain(sentence_case(warning))}")
 
 
 def _void(points: Sequence[Point]) -> None:

@@ -166,8 +166,7 @@ class Trial:
         def slopes(move: Floats) -> Floats:
             if not carried or self.log_slopes is None:
                 here = None if central else last[0][1] if np.array_equal(last[0][0], move) else self.logs(start + move)
-                steep = self.steep_logs(start + move, stride, here)
-                self.log_slopes = np.where(np.isfinite(steep), steep, 0.0)
+                self.log_slopes = self.steep_logs(start + move, stride, here)
             return self._slopes_of(self.log_slopes)
 
         found = least_squares(
@@ -292,6 +291,7 @@ class Trial:
         from `here`, the logarithms at `numbers`, to one side.
 
         A bend is lifted at all batches together: what a level shows of it is put down to the node of its own batch.
+        A step to an engine that answers none of a level's requests shows nothing there: 0.
         """
         straight, nodes = self.parameters.straight, self.parameters.nodes
         moves = list(stride * np.eye(len(numbers))[:straight])
@@ -310,7 +310,8 @@ class Trial:
         for rise, sd in zip(rises[straight:], sds, strict=True):
             coloured = sd * bend_root(nodes)[self._nearest]
             columns += list((rise[:, :, None] / LIFT * coloured[:, None, :]).transpose(2, 0, 1))
-        return np.stack(columns, axis=2)
+        slopes = np.stack(columns, axis=2)
+        return np.where(self.known[:, :, None] & ~np.isfinite(slopes), 0.0, slopes)
 
     def slopes(self, numbers: Floats) -> Floats:
         """Slopes of the residuals at `numbers`, by their weights, over so wide a stride that they show what the data

@@ -533,3 +533,52 @@ def test_a_gpu_is_known_in_any_letter_case() -> None:
     point = dataclasses.replace(measure(Replica(GPU), [SHORT], (1,))[0], model="Qwen/Qwen3-32B", precision="fp8")
     laws = [prior_law(dataclasses.replace(point, gpu=gpu).deployment, SHORT) for gpu in ("h100_sxm", "H100_SXM")]
     assert laws[0] == laws[1] is not None
+
+
+def test_the_busiest_level_may_be_one_of_random_arrivals() -> None:
+    """By Little's law more decode at once than its rounded number in flight: no limit of the batch is below it."""
+    alone = measure(Replica(GPU), [Lengths(500, 1000)], (1,))[0]
+    busy = dataclasses.replace(
+        alone,
+        load_kind="poisson_rate",
+        load_value=10.0,
+        requests_per_s=10.0,
+        mean_in_flight=300.4,
+        ttft_mean_s=0.05,
+        itl_mean_s=0.0301,
+        e2e_mean_s=30.12,
+        requests=2000,
+    )
+    assert fit([alone, busy]).batching.max_batch_size >= 301
+
+
+def test_levels_that_no_engine_explains_together_end_in_a_law() -> None:
+    """With 64 users a third of the requests/s of 4, beside a rate that such an engine answers none of: of the engines
+    that are tried some answer none, which shows nothing and must not stop the search."""
+    slow, rate = dict.fromkeys(("itl_mean_s", "e2e_mean_s", "ttft_p50_s", "ttft_p95_s")), Lengths(1000, 200, 0.3, 0.5)
+    alone, few, many = measure(Replica(GPU), [rate], (1, 4, 64))
+    told = [
+        dataclasses.replace(few, **slow, requests_per_s=3.07, ttft_mean_s=0.044),
+        dataclasses.replace(many, **slow, requests_per_s=1.14, ttft_mean_s=0.488),
+        dataclasses.replace(
+            alone,
+            **slow | {"itl_mean_s": 0.016},
+            load_kind="poisson_rate",
+            load_value=20.0,
+            duration_s=15.0,
+            requests=300,
+            requests_per_s=17.3,
+            ttft_mean_s=0.076,
+        ),
+    ]
+    vllm = [dataclasses.replace(point, engine="vllm", engine_version="0.25.1") for point in told]
+    assert math.isfinite(fit(vllm).law.weights_s)
+
+
+def test_where_no_start_answers_a_level_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = search.Trial.logs
+    monkeypatch.setattr(
+        search.Trial, "logs", lambda trial, numbers: np.where(trial.known, -np.inf, real(trial, numbers))
+    )
+    with pytest.raises(FitError, match="no engine gives such times"):
+        fit(measure(Replica(GPU), [SHORT], (1, 16)))

@@ -209,7 +209,8 @@ OTHER_UNITS = 30.0
 def _check_units(points: Sequence[Point]) -> None:
     """FitError where latencies are far longer than requests/s and users allow by Little's law: in milliseconds, most
     likely."""
-    times = math.exp(float(np.median([counting_log(point) for point in points])))
+    logs = [counting_log(point) for point in points if point.load_kind == "concurrency"]
+    times = math.exp(float(np.median(logs))) if logs else 1.0
     if times > OTHER_UNITS:
         raise FitError(
             f"requests/s are {times:,.3g} times what the users can ask for with such latencies: are TTFT, ITL and E2E "

@@ -525,8 +525,10 @@ def test_without_latencies_a_prompt_is_guessed_and_said_to_be() -> None:
 def test_milliseconds_are_no_seconds() -> None:
     points = measure(Replica(GPU), [Lengths(1000, 200)], (1, 16))
     wrong = [dataclasses.replace(point, itl_mean_s=1000 * (point.itl_mean_s or 0.0)) for point in points]
-    with pytest.raises(FitError, match=r"times what the users can ask for .* in seconds"):
-        fit(wrong)
+    open_loops = [offer(Replica(GPU), Lengths(1000, 200), "poisson_rate", rate_per_s) for rate_per_s in (1, 2, 3)]
+    for with_others in (wrong, [*wrong, *open_loops]):
+        with pytest.raises(FitError, match=r"times what the users can ask for .* in seconds"):
+            fit(with_others)
 
 
 def test_a_gpu_is_known_in_any_letter_case() -> None:

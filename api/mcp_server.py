@@ -68,11 +68,13 @@ async def asked(workers: Workers, command: str, given: Mapping[str, Any]) -> Ans
 FLEET = ("gpus", "gpus_low", "gpus_high", "replicas", "spare", "gpu", "tp", "pp", "dp", "ep", "precision", "engine")
 """Of a fleet in one line; layouts' sizes of 1 are left out."""
 SIZES = ("tp", "pp", "dp", "ep")
+OF_ALL = ("goodput", "rejected_share")
+"""Shares of all requests, where they were asked for or are not nothing."""
 
 
 def line_of(fleet: Mapping[str, Any]) -> Answer:
-    """A fleet in one line."""
-    figures = {key: fleet.get(key) for key in (*FLEET, "requests_per_s_per_gpu", "basis")}
+    """A fleet in one line, with the figures that it has."""
+    figures = {key: fleet[key] for key in (*FLEET, "requests_per_s_per_gpu", "basis") if key in fleet}
     return {key: value for key, value in figures.items() if not (key in SIZES and value == 1)}
 
 
@@ -100,7 +102,7 @@ def briefly(answer: Mapping[str, Any]) -> Answer:
     """A plan in the figures that one would quote."""
     if answer.get("feasible") is False:
         return refused(answer)
-    told = ("sentence", "working", "binding", "source", "verified_by", "cost_per_hour")
+    told = ("sentence", "working", "binding", "source", "verified_by", "cost_per_hour", *OF_ALL)
     return {
         "feasible": True,
         **{key: answer[key] for key in told if key in answer},
@@ -140,8 +142,9 @@ async def capacity(workers: Workers, given: Mapping[str, Any]) -> Answer:
     answer = await asked(workers, "capacity", given)
     if answer.get("feasible") is False:
         return refused(answer)
-    told = ("rate_per_s", "rate_low_per_s", "rate_high_per_s", "unused_gpus", "binding", "source", "warnings")
-    return {**line_of(answer), **{key: answer[key] for key in told}, "predicted": milliseconds(answer["predicted"])}
+    told = ("rate_per_s", "rate_low_per_s", "rate_high_per_s", "unused_gpus", "binding", "source", "warnings", *OF_ALL)
+    figures = {key: answer[key] for key in told if key in answer}
+    return {**line_of(answer), **figures, "predicted": milliseconds(answer["predicted"])}
 
 
 async def compare(workers: Workers, given: Mapping[str, Any]) -> Answer:

@@ -119,6 +119,8 @@ def _schema(key: str, option: click.Option) -> dict[str, Any]:
     elif key in LISTS:
         entry = {"type": ["string", "number"]}
         form = {"anyOf": [{"type": "string"}, {"type": "array", "items": entry, "minItems": 1}]}
+    elif key == "price":  # one for all GPUs, or of each
+        form = {"anyOf": [{"type": "string"}, {"type": "number"}]}
     else:
         form = {"type": "string"}
     if option.multiple:

@@ -88,8 +88,11 @@ class Trace:
         """The requests that arrive from `from_s` to before `until_s`. Raises TraceError for fewer than two."""
         first, last = np.searchsorted(self.arrival_s, (from_s, until_s))
         if last - first < 2:
-            until = self.clock(min(until_s, self.arrival_s[-1]))
-            raise TraceError(f"only {last - first} requests arrive from {self.clock(from_s)} to {until}")
+            until = f" to {self.clock(until_s)}" if math.isfinite(until_s) else " on"
+            ends = self.clock(float(self.arrival_s[-1]))
+            raise TraceError(
+                f"only {last - first} requests arrive from {self.clock(from_s)}{until}: the trace ends at {ends}"
+            )
         return self._taken(slice(first, last))
 
     def _taken(self, which: Any) -> Trace:

@@ -522,7 +522,7 @@ def ranked(plan: Plan) -> dict[str, Fleet]:
 
 def room_share(fleet: Fleet) -> float:
     """What the limit that binds leaves free at the planned load, as a share of it."""
-    return 1 - fleet.predicted.value_s(fleet.binding) / fleet.binding.limit_s
+    return 1 - fleet.predicted.used(fleet.binding)
 
 
 def small_curves(scenario: Scenario, plan: Plan) -> dict[str, tuple[float, ...]]:

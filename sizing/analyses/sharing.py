@@ -94,7 +94,7 @@ class SharedFleet:
     @property
     def tightest(self) -> ServedWorkload:
         """The workload with the least room to one of its limits."""
-        return max(self.served, key=lambda served: served.predicted.value_s(served.binding) / served.binding.limit_s)
+        return max(self.served, key=lambda served: served.predicted.used(served.binding))
 
     @property
     def rate_per_s(self) -> float:

@@ -135,8 +135,9 @@ def class_slas(trace: Trace, sla: Sla, given: Sequence[str]) -> tuple[Sla, ...]:
         if unknown := [metric for metric in pairs if metric not in METRICS]:
             raise ScenarioError(f"--class {quoted(name)}: {quoted(unknown[0])} is not one of {', '.join(METRICS)}")
         seen.add(name)
-        changed = [Limit.parse(metric, pairs[metric]) for metric in METRICS if pairs.get(metric, NO_LIMIT) != NO_LIMIT]
+        limited = [metric for metric in METRICS if pairs.get(metric, NO_LIMIT) != NO_LIMIT]
         try:
+            changed = [Limit.parse(metric, pairs[metric]) for metric in limited]
             own[name] = Sla(*(limit for limit in sla.limits if limit.metric not in pairs), *changed)
         except ScenarioError as error:
             raise ScenarioError(f"--class {quoted(name)}: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -105,7 +106,7 @@ def fit_command(file: Path, out: Path | None, seed: int, json_: bool) -> None:
     click.option("--days", type=float, required=True, help="How long the trace is; parts of days too."),
     click.option("--scale", type=float, default=1.0, show_default=True, help="Times the model's rate."),
     seed_option,
-    click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The trace (CSV)."),
+    click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The trace (CSV, packed where it ends in .gz)."),
     as_json,
 )
 def draw_command(model: Path, days: float, scale: float, seed: int, out: Path, json_: bool) -> None:
@@ -134,7 +135,8 @@ def trace_lines(trace: Trace) -> Iterator[str]:
 
 
 def write(path: Path, texts: Iterable[str]) -> None:
-    """Write texts one after the other; a file is there whole or not at all, because half a trace looks like one.
+    """Write texts one after the other, packed where the name ends in ``.gz``; a file is there whole or not at all,
+    because half a trace looks like one.
 
     Raises ScenarioError where it cannot be written.
     """
@@ -142,7 +144,8 @@ def write(path: Path, texts: Iterable[str]) -> None:
     try:
         if path.exists() and not path.is_file():  # a pipe or a device, which nothing may take the place of
             part = path
-        with part.open("w", encoding="utf-8", newline="\n") as file:
+        packed = path.suffix == ".gz"
+        with (gzip.open if packed else open)(part, "wt", encoding="utf-8", newline="\n") as file:
             file.writelines(texts)
         if part != path:
             part.replace(path)

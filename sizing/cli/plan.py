@@ -181,7 +181,10 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         plan = special.plan if special else planner.plan(question, reserved, found[1])
     except NoFeasiblePlan as error:
         load = talks[0] if talks else None
-        raise Reported(error, {"report": refusal_json(error, question, reserved, load)}) if json_ else error from None
+        if not json_:
+            raise
+        refusal = refusal_json(error, question, reserved, load, recorded is not None)
+        raise Reported(error, {"report": refusal}) from None
     more = Extras(sessions=simulated)
     if simulated is None:
         more = replace(extras(plan, given, counts, reserved), trace=replayed)
@@ -352,9 +355,10 @@ def report_json(plan: Plan, more: Extras) -> dict[str, Any]:
 
 
 def refusal_json(
-    error: NoFeasiblePlan, question: Question, found: Sequence[Candidate], load: SessionLoad | None = None
+    error: NoFeasiblePlan, question: Question, found: Sequence[Candidate], load: SessionLoad | None, replayed: bool
 ) -> dict[str, Any]:
-    """Why there is no plan, as `python -m sizing report` reads it; with ways to meet the SLA, unless of sessions."""
+    """Why there is no plan, as `python -m sizing report` reads it; with ways to meet the SLA, unless of sessions.
+    `replayed`: of a recorded trace."""
     from sizing.analyses.relax import relaxations, together
     from sizing.report.build import Cover, refusal_of
     from sizing.report.model import as_dict
@@ -362,7 +366,7 @@ def refusal_json(
     missed = load is None and any(rejection.kind == "sla" for rejection in error.rejected)
     alone, nearest = (relaxations(question, found), together(question, found)) if missed else ((), None)
     title = "No configuration meets this SLA"
-    return as_dict(refusal_of(question, title, str(error), error.rejected, Cover(now()), alone, nearest, load))
+    return as_dict(refusal_of(question, title, str(error), error.rejected, Cover(now()), alone, nearest, load, replayed))
 
 
 def now() -> str:

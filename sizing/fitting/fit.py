@@ -366,7 +366,14 @@ def _usable(points: Sequence[Point], open_loop: bool) -> tuple[Point, ...]:
     if len(deployments) > 1:
         labels = "; ".join(deployment.label for deployment in deployments)
         raise FitError(f"the points are of {len(deployments)} deployments, fit one at a time: {labels}")
-    return tuple(chosen)
+    return tuple(sorted(chosen, key=_place))
+
+
+def _place(point: Point) -> tuple[bool, float, float, str, float, str]:
+    """Where a point stands among those of a fit, whatever the order in which they were given: a search that ends within
+    rounding errors of two explanations would otherwise choose between them by the order of rows."""
+    closed = point.load_kind == "concurrency"
+    return (not closed, point.isl, point.osl, point.load_kind, point.load_value, repr(point))
 
 
 def _candidates(

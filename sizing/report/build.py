@@ -389,10 +389,11 @@ def refusal_of(
     alone: Sequence[Relaxation] = (),
     together: Together | None = None,
     load: SessionLoad | None = None,
+    replayed: bool = False,
 ) -> Report:
     """The report that says why there is no answer: no count of GPUs stands in it. `title` says it in a few words.
 
-    `load`: the sessions that were asked about, None for requests.
+    `load`: the sessions that were asked about, None for requests. `replayed`: the requests of a recorded trace.
 
     `alone` and `together` are the ways out of an SLA that nothing meets, as far as they were asked for.
     """
@@ -407,7 +408,7 @@ def refusal_of(
         sentence=title,
         reason=reason,
         working="",
-        inputs=asked_of(question, load) if question else (),
+        inputs=asked_of(question, load, replayed) if question else (),
         left_out=tuple(map(left_out_unanswered, rejected[:MOST_ROWS])),
         ways_out=tuple(map(way_out, alone)),
         together=loosened(question.sla.limits, alone, together) if question else (),

@@ -94,6 +94,8 @@ def test_plans_are_compared_and_fleets_asked_what_they_carry(talk: Callable[[Con
         fleet = {key: value for key, value in QUESTION.items() if key != "rate"}
         carried = await said(client, "capacity", gpus=told["cases"]["now"]["gpus"], **fleet)
         assert carried["rate_per_s"] >= QUESTION["rate"]
+        assert None not in carried.values()
+        assert 0.9 <= (await said(client, "plan", **QUESTION, goodput="90%"))["goodput"] <= 1
 
     talk(conversation)
 

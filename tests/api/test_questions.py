@@ -124,6 +124,12 @@ def test_every_option_is_a_key_or_left_out_on_purpose(name: str) -> None:
             assert (form["minimum"], form["maximum"]) == (bounds.low, bounds.high)
 
 
+def test_a_price_for_all_gpus_may_be_a_number() -> None:
+    answers = [JsonQuestion.of("plan", dict(QUESTION) | {"price": price}).answer(LIMIT_S) for price in (2, "2")]
+    costs = [json.loads(answer)["cost_per_hour"] for answer in answers if isinstance(answer, bytes)]
+    assert len(costs) == 2 and costs[0] == costs[1] > 0
+
+
 def test_points_as_rows_are_the_table() -> None:
     with POINTS.open(encoding="utf-8", newline="") as table:
         rows = [{key: cell for key, cell in row.items() if cell} for row in csv.DictReader(table)]

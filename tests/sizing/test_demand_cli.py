@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Iterator
@@ -53,7 +54,10 @@ def test_a_drawn_trace_is_fitted_again_and_drawn_again(
     assert found.arrivals.kind == "mmpp" and len(found.rates_per_s) == 24
     assert {row["figure"] for row in answer["compared"]} >= {"p99 of ISL", "dispersion of requests in 60 s"}
     assert "meets" in answer["verdict"] or "Not met" in answer["verdict"]
-    draw(again, tmp_path / "third.csv", capsys, "--days", "0.1")
+    third = [tmp_path / f"third.csv{suffix}" for suffix in ("", ".gz")]
+    for file in third:
+        draw(again, file, capsys, "--days", "0.1")
+    assert gzip.decompress(third[1].read_bytes()) == third[0].read_bytes()
 
 
 def test_people_read_sentences_and_a_table(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from sizing.estimate import prior_law, token_share
 from sizing.fitting import UNTOLD, Fit, Protocol, ServedTrace, fit, fit_trace, search
 from sizing.fitting.levels import Observed, point_runs, trace_points, trace_run
 from sizing.fitting.search import outliers
-from sizing.points import Deployment, Point
+from sizing.points import Deployment, Point, read_points
 from sizing.simulator import closed_loop, simulate, simulate_trace
 from sizing.simulator.replay import Replay
 from sizing.workload import Arrivals, Lengths, Workload
 from tests.sizing.test_fitting import GPU, LONG, SHORT, measure, times_s
 
 VARIED = [dataclasses.replace(lengths, isl_cv=0.4, osl_cv=0.6) for lengths in (SHORT, LONG)]
+ROOT = Path(__file__).parents[2]
 OPEN = {"constant_rate": Arrivals("constant", 0.0), "poisson_rate": Arrivals("poisson", 1.0)}
 
 
@@ -584,3 +586,12 @@ def test_where_no_start_answers_a_level_it_is_said(monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(FitError, match="no engine gives such times"):
         fit(measure(Replica(GPU), [SHORT], (1, 16)))
+
+
+def test_the_order_of_rows_changes_nothing() -> None:
+    """Four levels of a real server, between two explanations that cost the same: row by row in any order."""
+    points = [point for point in read_points(ROOT / "data/curves/h200-vllm.csv") if point.model == "Qwen/Qwen3-30B-A3B"]
+    first, last = fit(points), fit(points[::-1])
+    assert last == dataclasses.replace(first, covariance=last.covariance, left=last.left)
+    np.testing.assert_array_equal(last.covariance, first.covariance)
+    np.testing.assert_array_equal(last.left, first.left)

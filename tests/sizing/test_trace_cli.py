@@ -96,6 +96,8 @@ def test_a_window_and_a_scale(traffic: Path, capsys: pytest.CaptureFixture[str])
     assert requests["scaled"] == 3 * requests["quiet"] == pytest.approx(3 * 2 * 3600, abs=3)
     gpus = {name: answer["gpus"] for name, answer in counts.items()}
     assert gpus["quiet"] < gpus["scaled"] and gpus["quiet"] < gpus["worst"]
+    code, out, err = run([*PLAN, str(traffic), "--trace-window", "20:00..21:00"], capsys)
+    assert (code, out) == (2, "") and "only 0 requests arrive from 20:00 to 21:00: the trace ends at 0" in err
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_limits_of_classes_stand_in_place_of_those_of_all() -> None:
         (["code:ttft=p95:1s", "code:itl=none"], "is there twice"),
         (["code:ttft=none,itl=none"], "--class 'code': "),
         (["code:tft=p95:1s"], "'tft' is not one of ttft"),
-        (["code:ttft=1s"], "write it as percentile:time"),
+        (["code:ttft=1s"], "--class 'code': .*write it as percentile:time"),
         (["code"], "write it as NAME:ttft"),
         (["code:ttft=none,itl=none"], "at least one limit"),
     ],

@@ -897,6 +897,10 @@ CAUTIONS: dict[CautionKind, str] = {
         "no TTFT was measured, and no ITL: what a prompt costs is hardly known, and a TTFT may be off by a factor of "
         "several: measure with streaming"
     ),
+    "fell_behind": (
+        "open loops that the server did not keep up with, by more than 5 % of their rate, are left out of the fit: "
+        "{points} of {given}"
+    ),
     "fitted_slots": (
         "fewer sequences ran at once than there were users, and the KV cache had room for more: fitted with at most "
         "{max_batch_size:,} at once; give max_batch_size of the points if you know it"

@@ -171,7 +171,16 @@ def fit(
     assumed = batching is None and lookahead_steps is None and rules[0].lookahead_steps > 0
     seen = _with_budget_seen(rules, chosen) if batching is None and token_budget is None else ()
     known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error, assumed, seen)
-    return _fitted(Observed(chosen, protocol=told_by(chosen, protocol)), known)
+    found = _fitted(Observed(chosen, protocol=told_by(chosen, protocol)), known)
+    return replace(found, warnings=(*found.warnings, *_fell_behind(points, open_loop)))
+
+
+def _fell_behind(points: Sequence[Point], open_loop: bool) -> Iterator[Caution]:
+    """What is said of open loops that were measured in good faith and tell nothing of a steady state."""
+    offered = [point for point in points if not point.void and point.load_kind in OPEN_LOOPS]
+    behind = sum(not is_stable(point) for point in offered)
+    if open_loop and behind:
+        yield Caution("fell_behind", {"points": behind, "given": len(offered)})
 
 
 def told_by(points: Sequence[Point], protocol: Protocol) -> Protocol:

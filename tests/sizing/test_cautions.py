@@ -37,6 +37,7 @@ def test_every_kind_has_words_and_no_words_are_left_over() -> None:
         (Caution("refuted_slots", {"told": 64, "decoding": 119.7}), "at most 64 sequences run at once, but 120 did"),
         (Caution("unknown_kv_tokens", {"tokens": 4200.0}), "as long as these, 4,200 tokens, were not measured"),
         (Caution("no_ttft"), "measure with streaming"),
+        (Caution("fell_behind", {"points": 2, "given": 3}), "left out of the fit: 2 of 3"),
         (Caution("fitted_slots", {"max_batch_size": 1024}), "at most 1,024 at once"),
         (Caution("fitted_budget", {"token_budget": 1024}), "1,024 tokens went through an iteration"),
         (Caution("fitted_lookahead", {"engine": "vllm"}), "vllm fixes iterations ahead by its defaults"),

@@ -670,7 +670,8 @@ def _first_responses(server: Mapping[str, float], point: Point) -> dict[str, flo
     first_s, whole_s = server.get("first_response_mean_s"), _whole_s(point, server)
     if first_s is None or whole_s is None:
         return {}
-    prefill_s = max(0.0, first_s - server.get("queue_mean_s", 0.0))
+    queue_s = server.get("engine_queue_mean_s", server.get("queue_mean_s", 0.0))
+    prefill_s = max(0.0, first_s - queue_s)
     return {"prefill_s": prefill_s, "decode_s": max(0.0, whole_s - first_s)}
 
 

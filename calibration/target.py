@@ -225,11 +225,13 @@ class Target:
         """Inputs and outputs of the model."""
         return self.served.contract
 
-    def source(self, entry: int, seed: tuple[int, ...], *, evenly: bool = False) -> RequestSource:
-        """The requests of one entry of the plan's lengths; `evenly`: see RequestSource."""
-        served = self.served
-        lengths = self.plan.lengths[entry]
-        return RequestSource(lengths, served.tokenizer_file, served.add_special_tokens, seed, served.seen, evenly)
+    def source(
+        self, entry: int, seed: tuple[int, ...], *, evenly: bool = False, replayed: bool = False
+    ) -> RequestSource:
+        """The requests of one entry of the plan's lengths; `evenly` and `replayed`: see RequestSource."""
+        served, lengths = self.served, self.plan.lengths[entry]
+        tokens = served.tokenizer_file, served.add_special_tokens
+        return RequestSource(lengths, *tokens, seed, served.seen, evenly, replayed)
 
     def seed(self, level: Level) -> tuple[int, ...]:
         """The seed of a level's requests, stored with them."""

@@ -25,8 +25,8 @@ CautionKind = Literal[  # noqa: RUF041 - grouped by where they come from
     Literal[
         "fitted_kv_tokens", "estimated_kv_tokens", "fitted_slots", "fitted_budget", "fitted_lookahead", "fitted_unread"
     ],
-    Literal["refuted_kv_tokens", "refuted_slots", "unknown_kv_tokens", "no_ttft", "fell_behind"],  # of what its points tell
-    Literal["lockstep", "one_level", "few_points", "one_isl", "unmeasured_isl"],  # of the points that it is made to
+    Literal["refuted_kv_tokens", "refuted_slots", "unknown_kv_tokens", "no_ttft"],  # of what its points tell
+    Literal["lockstep", "one_level", "few_points", "one_isl", "unmeasured_isl", "fell_behind"],  # of its points
     Literal["no_timings", "scaled_law", "other_engine", "moe_on_blackwell", "rough_timings"],  # of an estimate
 ]
 

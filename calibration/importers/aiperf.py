@@ -10,6 +10,7 @@ from pydantic import Field
 from calibration.errors import FileError
 from calibration.importers import genai_perf
 from calibration.importers.points import (
+    UNSTREAMED,
     ImportedRun,
     ImportedSummary,
     SeenRequests,
@@ -302,7 +303,7 @@ def _chunk_s(metrics: RequestMetrics, sent_s: float, where: str) -> tuple[float,
         return ()
     end_s = sent_s + last.seconds(where)
     if first is None:
-        raise FileError(f"{where}: key 'metrics.time_to_first_token': is missing; only streamed requests can be used")
+        raise FileError(f"{where}: key 'metrics.time_to_first_token': is missing; {UNSTREAMED}")
     first_s = sent_s + first.seconds(where)
     if first_s > end_s:
         raise FileError(f"{where}: key 'metrics.request_latency': shorter than time_to_first_token")

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from calibration.errors import FileError
 from calibration.importers.points import (
+    UNSTREAMED,
     ImportedRun,
     ImportedSummary,
     SeenRequests,
@@ -337,9 +338,8 @@ def _seen(request: GuidellmRequest, error: str, where: str) -> SeenRequests | No
     due_s = min(times.targeted_start or times.request_start, times.request_start)
     if error or first_s is None or last_s is None or not tokens:
         end_s = max(times.request_end or 0.0, times.request_start)
-        return SeenRequests(
-            due_s, times.request_start, end_s, (), 0, request.prompt_tokens or 0, error=error or "no tokens"
-        )
+        error = error or (f"no time of a token; {UNSTREAMED}" if tokens else "no tokens")
+        return SeenRequests(due_s, times.request_start, end_s, (), 0, request.prompt_tokens or 0, error=error)
     if not times.request_start <= first_s <= last_s:
         raise FileError(f"{where}: key 'info.timings': the first token before the request, or after the last token")
     return SeenRequests(

@@ -31,6 +31,8 @@ from sizing.workload import Lengths, lognormal_tokens
 # still differs. Every tool's rate is requests over the whole run, start and drain included.
 
 SHORTFALL = 0.02
+KEPT_UP = 0.95
+"""Share of an offered rate below which a server fell behind it, where nothing is known of how long it was offered."""
 LATE_SHARE_OF_TTFT = 0.05
 ERROR_SHARE = 0.01
 BUSY_SHARE = (0.9, 1.05)
@@ -208,7 +210,7 @@ def _open_loop_verdict(summary: ImportedSummary, load: Offered) -> Verdict:
     if late_s is not None and ttft_s is not None and late_s > LATE_SHARE_OF_TTFT * ttft_s:
         return "client_limited"
     if summary.duration_s is None or summary.requests is None:
-        return ""
+        return "overloaded" if summary.requests_per_s < KEPT_UP * load.value else ""
     sending_s = summary.duration_s - (summary.e2e.mean_s or 0.0)
     lacking = load.value * sending_s - summary.requests
     by_chance = 3 * math.sqrt(summary.requests)
@@ -217,7 +219,10 @@ def _open_loop_verdict(summary: ImportedSummary, load: Offered) -> Verdict:
 
 CHUNK_LIMIT = 8_000_000
 """Tokens of a file: a dozen arrays of so many are in memory at once."""
-HELD_SHARE = 0.8
+HELD_SHARE, FEW_USERS = 0.8, 2
+UNSTREAMED = "only streamed requests can be used"
+MOST_IN_RESPONSE = 16
+"""Tokens that servers put into one response of a stream, at most, where they are asked for fewer responses."""
 EVENLY = "times of single tokens are not in the file: spread evenly from first to last, gaps left out"
 OF_CLIENT = ("client_cores", "busiest_core", "processes", "loop_lag_p99_s")
 OF_LATENESS = ("late_p50_s", "late_p99_s", "late_max_s")
@@ -280,7 +285,11 @@ def measurement_of_run(run: ImportedRun, known: KnownFacts, name: str) -> Measur
     """
     log = _log(run.requests, name)
     if not (log.tokens > 0).any():
-        raise FileError(f"{name}: none of its {len(log)} requests was answered with tokens")
+        first = next(filter(None, log.error), "no tokens")
+        raise FileError(f"{name}: none of its {len(log)} requests was answered with tokens, the first: {first}")
+    whole = log.chunks[log.tokens > 0] == 1
+    if whole.all() and log.tokens[log.tokens > 0].mean() > MOST_IN_RESPONSE:
+        raise FileError(f"{name}: every answer came in one response; {UNSTREAMED}")
     if log.end_s.max() <= log.sent_s.min():
         raise FileError(f"{name}: its requests all begin and end at the same moment")
     in_file = run.load or (None if known.concurrency or known.rate else _held(log))
@@ -383,7 +392,9 @@ def _held(log: RequestLog) -> Offered | None:
     if not span_s.sum():
         return None
     users = float(np.round(np.average(level, weights=span_s)))
-    held = span_s[np.abs(level - users) <= np.ceil(users / 50)].sum() / span_s.sum()
+    # One user more or less is chance among many, and any load's among one or two.
+    apart = np.ceil(users / 50) if users > FEW_USERS else 0
+    held = span_s[np.abs(level - users) <= apart].sum() / span_s.sum()
     return Offered("concurrency", users) if held >= HELD_SHARE and users >= 1 else None
 
 

@@ -13,6 +13,7 @@ its bounds need no law of distribution.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -226,7 +227,23 @@ def remarks(load: Load, level: Level, seen: Sample, known: Mapping[str, float]) 
         yield f"{known['tokens_per_chunk']:.2f} tokens per response: ITL is over the tokens after the first response"
     if level.value >= FEWEST_IN_STEP and known.get("clumping", 0.0) > IN_LOCKSTEP:
         yield f"lockstep: completions come in bursts (clumping {known['clumping']:.1f}); vary OSL or spread the starts"
+    yield from _other_lengths(level, seen)
     yield from _jittered_gaps(load, seen)
+
+
+def _other_lengths(level: Level, seen: Sample) -> Iterator[str]:
+    """Mean lengths asked for in the window that are not those of the level, by more than chance."""
+    if seen.log.turn.any():  # a window of sessions begins with their first turns
+        return
+    asked = level.lengths
+    for name, tokens, mean, cv in (
+        ("ISL", seen.log.isl, asked.isl, asked.isl_cv),
+        ("OSL", seen.log.osl, asked.osl, asked.osl_cv),
+    ):
+        found = float(np.average(tokens, weights=seen.weight))
+        chance = CHANCE_SIGMAS * max(float(tokens.std()), cv * mean) / math.sqrt(len(seen))
+        if abs(found - mean) > chance + OTHER_LENGTHS * mean:
+            yield f"requests of the window had a mean {name} of {found:.4g}, not {mean:.4g}: its figures are of those"
 
 
 def _half_width(known: Mapping[str, float]) -> str:
@@ -292,6 +309,8 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
+OTHER_LENGTHS, CHANCE_SIGMAS = 0.05, 4.0
+"""A mean length is another one from this share of it on, and so many standard errors."""
 CACHE_BLOCK = 16
 """Tokens of a KV cache block: shorter stretches are not found, and what is found beyond the plan is told in blocks."""
 ALL_FOUND = 0.98

@@ -107,7 +107,8 @@ def behind(load: Load, sample: Sample) -> str:
 
 
 def _came_and_left(load: Load, sample: Sample) -> tuple[int, int]:
-    return load.issued, sample.completed + int(failed_inside(load).sum())
+    given_up = ~answered(load.log) & within(load, load.log.end_s)
+    return load.issued, sample.completed + int(given_up.sum())
 
 
 def growth(load: Load) -> Change:

@@ -119,8 +119,11 @@ def inside_s(load: Load) -> Floats:
 
 
 def failed_inside(load: Load) -> Mask:
-    """True for requests that failed, wrong lengths not included, and were over inside the window, shape (n,)."""
-    return np.asarray(~answered(load.log) & within(load, load.log.end_s))
+    """True for requests that fell due inside the window and failed, wrong lengths not included, shape (n,).
+
+    Whenever they failed: a request that hangs is given up long after the window.
+    """
+    return np.asarray(~answered(load.log) & within(load, load.log.intended_s))
 
 
 def wrong_inside(load: Load) -> Mask:

@@ -6,7 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
@@ -31,6 +31,9 @@ Quantiles = tuple[float, float]
 """Two numbers from 0 to below 1."""
 LEAST_QUANTILE = 2.0**-60
 """The normal law has no length at 0."""
+EVENLY = (np.arange(4096) + 0.5) / 4096
+ROUNDING_COUNTS = 2.0
+"""Mean of a lognormal law, in tokens, below which rounding to whole ones, and to at least 1, moves it by up to 6 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +62,27 @@ class Side:
         return max(1, round(self.mean * math.exp(sigma * score - sigma**2 / 2)))
 
     def mean_and_cv(self) -> tuple[float, float]:
-        """Mean and coefficient of variation of what is drawn; of the lognormal before it is rounded to tokens."""
+        """Mean and coefficient of variation of what is drawn; before it is rounded to tokens, where that hardly
+        counts."""
         if self.law == "normal" and self.cv:
             return _normal_from_one(self.mean, self.cv * self.mean)
+        if self.law == "lognormal" and self.cv and self.mean < ROUNDING_COUNTS:
+            return _mean_and_cv(np.array([self.at(share) for share in EVENLY]), None)
         return self.mean, self.cv
+
+    def least_mean(self, fewest: int) -> float:
+        """The mean of what is drawn where nothing shorter than `fewest` can be sent."""
+        return float(np.mean([max(self.at(share), fewest) for share in EVENLY]))
 
 
 def side(length: float | Window | str, cv: float, law: Law) -> Side:
     """The law of lengths with mean `length` and coefficient of variation `cv`, of those in the window `length`, or the
-    one that the text says."""
+    one that the text says. A mean of one token, which nothing is shorter than, does not vary."""
     if isinstance(length, str):
         said = _law(length)
         return Side(said.mean, said.cv, said)
     if not isinstance(length, tuple):
-        return Side(length, cv, law)
+        return Side(length, cv if length > 1 else 0.0, law)
     low, high = length
     mean = (low + high) / 2
     return Side(mean, math.sqrt(((high - low + 1) ** 2 - 1) / 12) / mean, "uniform", low, high)
@@ -149,6 +159,10 @@ class LengthsTrace:
     def pair(self, number: int, quantiles: Quantiles) -> tuple[int, int] | None:
         """(ISL, OSL) of request `number`; None after the last."""
         return (int(self.isl[number]), int(self.osl[number])) if number < len(self.isl) else None
+
+    def taken(self, order: NDArray[np.int64]) -> LengthsTrace:
+        """The lengths in another order, at the times of the file."""
+        return replace(self, isl=self.isl[order], osl=self.osl[order])
 
     def summary(self) -> Lengths:
         """Means and coefficients of variation."""
@@ -402,10 +416,10 @@ class LengthsPlan(BaseModel):
     by ``law: normal``, where what would be below 1 token is 1; 0 makes all equal. A plan varies them unless said.
     ``{isl: [100, 300], osl: [10, 20]}``: any whole number in the window, ends included, equally often.
     ``{isl: "points:200@0.8,4000@0.2", osl: 20}``: another law, as `sizing.token_law` writes it.
-    ``{histogram: lengths.csv}``: pairs with the frequencies of the file. ``{trace: trace.csv}``: the file's requests in
-    their order, once; any file that `sizing.trace_files` reads. ``{dataset: texts.json}``: the file's texts in their
-    order, again and again; longer prompts than `max_input_len` are left out; an `osl` given takes the place of the
-    answers' lengths.
+    ``{histogram: lengths.csv}``: pairs with the frequencies of the file. ``{trace: trace.csv}``: the file's requests,
+    once: replayed in their order, else in one drawn by the seed, as a level may not get through the file; any file that
+    `sizing.trace_files` reads. ``{dataset: texts.json}``: the file's texts in such an order, again and again; longer
+    prompts than `max_input_len` are left out; an `osl` given takes the place of the answers' lengths.
     ``{sessions: {turns: 6, ...}}``: sessions of several turns, each of which repeats all that was said before, the
     answers as the server gave them (SessionsPlan). The plan's `rates` are then sessions that start in a second,
     at random, and its `concurrency` users who have one session after another.

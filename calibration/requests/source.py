@@ -9,9 +9,10 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibration.errors import PlanError
-from calibration.requests.lengths import Drawn, LengthsPlan, SessionsPlan, Texts
+from calibration.requests.lengths import Drawn, LengthsPlan, LengthsTrace, SessionsPlan, Texts
 from calibration.requests.tokens import (
     AS_TOKENIZED,
     Encoder,
@@ -21,11 +22,13 @@ from calibration.requests.tokens import (
     WordCounter,
     encoder_of,
 )
-from sizing.workload import Lengths, Turns
+from sizing.workload import Lengths, Tokens, Turns
 
 __all__ = ["Encoder", "PromptRequest", "RequestSource", "TokenizerFile", "WordCounter"]
 
 ATTEMPTS = 8
+LIFTED = 1.03
+"""Mean of the prompts sent, over that of the law, from which it is not the law that is measured."""
 EVEN_STEPS = math.sqrt(2), (math.sqrt(5) - 1) / 2
 """Multiples of irrational numbers, whole parts taken away, fill the unit square evenly (Weyl 1916), and those of the
 golden ratio the unit interval (Niederreiter 1978, Bull. Amer. Math. Soc. 84:957). The golden ratio is for OSL, which
@@ -56,7 +59,7 @@ class RequestSource:
     `lengths`: with the path of its file, if any, absolute. `tokenizer`: a tokenizer.json, None to count words;
     `add_special_tokens` as the server's preprocessing does it. `seen`: what the server itself told of its counting.
     `evenly`: any few requests in a row have nearly the mean lengths of the law, for loads whose means are asked; else
-    each is drawn for itself, as random arrivals bring them.
+    each is drawn for itself, as random arrivals bring them. `replayed`: those of a trace come in the order of the file.
     """
 
     lengths: LengthsPlan
@@ -65,6 +68,7 @@ class RequestSource:
     seed: tuple[int, ...]
     seen: ServerCount = AS_TOKENIZED
     evenly: bool = False
+    replayed: bool = False
 
     def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
         """Every `shards`-th request, from number `shard` on; endless, but for a trace. Of sessions, their first turns.
@@ -96,9 +100,16 @@ class RequestSource:
 
     def _from_words(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[PromptRequest]:
         law = self.lengths.law_of_pairs()
-        drawn = isinstance(law, Drawn) and law.isl.cv > 0  # what the plan or a file says is sent or refused
-        added = self.seen.added
-        fewest = _fewest_tokens(encoder) + added if drawn else 1
+        added, fewest = self.seen.added, 1
+        if isinstance(law, Drawn) and law.isl.cv > 0:  # what the plan or a file says is sent or refused
+            fewest = _fewest_tokens(encoder) + added
+            if added and law.isl.least_mean(fewest) > LIFTED * law.isl.mean:
+                raise PlanError(
+                    f"of prompts of {law.isl.mean:g} tokens on average too many are shorter than the {added} that the "
+                    "server puts around each: choose a longer isl, or isl_cv: 0"
+                )
+        elif isinstance(law, LengthsTrace) and not self.replayed:
+            law = law.taken(self._order(law.osl))
         start = np.random.default_rng(self.seed).random(2)
         for number in numbers:
             # + 1, as a seed (7, 0) would give the same numbers as the seed (7,)
@@ -113,6 +124,17 @@ class RequestSource:
                 raise PlanError(f"no prompt of {isl} tokens: the server puts {added} around each; choose a longer isl")
             made = _of_words(own, osl, opening.words(number, encoder.words_in(own)), encoder, rng)
             yield replace(made, isl=own + added) if added else made
+
+    def _order(self, osl: Tokens) -> NDArray[np.int64]:
+        """An order of a file's rows, of which `osl` are the answers: drawn by the seed, or such that any few in a row
+        have nearly the mean answer."""
+        rng = np.random.default_rng(self.seed)
+        if not self.evenly:
+            return rng.permutation(len(osl))
+        places = (rng.random() + np.arange(len(osl)) * EVEN_STEPS[1]) % 1.0
+        ranks = np.empty(len(osl), np.int64)
+        ranks[np.argsort(places)] = np.arange(len(osl))
+        return np.argsort(osl, kind="stable")[ranks]
 
     def _from_sessions(
         self, numbers: Iterator[int], encoder: Encoder, opening: _Opening, talk: SessionsPlan
@@ -134,8 +156,9 @@ class RequestSource:
 
     def _from_texts(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[PromptRequest]:
         texts = self.lengths.texts(encoder)
+        order = self._order(texts.osl)
         for number in numbers:
-            row = number % len(texts.prompts)
+            row = int(order[number % len(order)])
             prompt = texts.prompts[row]
             if self.lengths.unique:
                 prompt = " ".join([*(encoder.words[word] for word in opening.digits(number)), prompt])

@@ -106,7 +106,12 @@ def fit_command(file: Path, out: Path | None, seed: int, json_: bool) -> None:
     click.option("--days", type=float, required=True, help="How long the trace is; parts of days too."),
     click.option("--scale", type=float, default=1.0, show_default=True, help="Times the model's rate."),
     seed_option,
-    click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The trace (CSV, packed where it ends in .gz)."),
+    click.option(
+        "--out",
+        type=click.Path(path_type=Path, dir_okay=False),
+        required=True,
+        help="The trace (CSV, packed where the name ends in .gz).",
+    ),
     as_json,
 )
 def draw_command(model: Path, days: float, scale: float, seed: int, out: Path, json_: bool) -> None:

@@ -366,7 +366,8 @@ def refusal_json(
     missed = load is None and any(rejection.kind == "sla" for rejection in error.rejected)
     alone, nearest = (relaxations(question, found), together(question, found)) if missed else ((), None)
     title = "No configuration meets this SLA"
-    return as_dict(refusal_of(question, title, str(error), error.rejected, Cover(now()), alone, nearest, load, replayed))
+    why = title, str(error), error.rejected, Cover(now())
+    return as_dict(refusal_of(question, *why, alone, nearest, load, replayed))
 
 
 def now() -> str:

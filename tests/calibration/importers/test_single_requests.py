@@ -234,6 +234,26 @@ def test_a_gap_that_no_load_fills_asks_for_the_load(tmp_path: Path) -> None:
         measured(aiperf_jsonl(traffic), tmp_path)
 
 
+@pytest.mark.parametrize("in_flight", [0.7, 1.0, 1.4, 2.0])
+def test_a_few_random_arrivals_are_no_closed_loop(in_flight: float, tmp_path: Path) -> None:
+    """Most of the time there is about one request: so there is at any light load."""
+    rng, law = np.random.default_rng(1), Law()
+    gaps_s = rng.exponential(law.e2e_s / in_flight, 400)
+    with pytest.raises(FileError, match="give --concurrency N or --rate R"):
+        measured(aiperf_jsonl([law.request(float(at_s)) for at_s in np.cumsum(gaps_s)]), tmp_path)
+
+
+def test_answers_that_were_not_streamed_tell_no_ttft(tmp_path: Path) -> None:
+    whole = closed_loop(Law(osl=32, chunk=32))
+    with pytest.raises(FileError, match="every answer came in one response; only streamed requests can be used"):
+        measured(openai_export(whole), tmp_path)
+    found = json.loads(guidellm(whole))
+    for request in found["benchmarks"][0]["requests"]["successful"]:
+        request["info"]["timings"] |= {"first_token_iteration": None, "last_token_iteration": None}
+    with pytest.raises(FileError, match=r"none of its 24 requests .* no time of a token; only streamed requests"):
+        measured(json.dumps(found), tmp_path)
+
+
 def test_failed_and_warm_up_requests_are_told_apart(tmp_path: Path) -> None:
     """The error's kind is kept, its words, which may quote a prompt, are not."""
     records = [json.loads(line) for line in aiperf_jsonl(closed_loop(Law())).splitlines()]

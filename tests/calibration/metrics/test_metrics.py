@@ -15,6 +15,7 @@ from calibration.errors import NothingAnswered, ServerError
 from calibration.metrics.measurement import bounds, measurement, samples_needed
 from calibration.records import ClientHealth, Ended, Load, Measurement
 from sizing.points import Point
+from sizing.workload import Lengths
 from tests.calibration.loads import DEPLOYMENT, level, queue
 from tests.calibration.loads import closed_loop as lasting_loop
 from tests.calibration.timings import Timing, logged
@@ -273,6 +274,13 @@ def test_batches_of_half_the_places_are_lockstep_too() -> None:
     found = measured(timings, 1.0, 19.0, users=16)
     assert found.facts["clumping"] == pytest.approx((8**2 / 5 - 1.6**2 - 1.6) / 1.6**2, rel=0.1)
     assert "lockstep" in found.point.notes
+
+
+def test_other_lengths_than_the_level_has_are_told() -> None:
+    load = lasting_loop(8, 20, lambda at_s, number: 1.0)
+    planned = replace(level(8), lengths=Lengths(float(load.log.isl.mean()), 2 * float(load.log.osl.mean())))
+    notes = measurement(load, planned, DEPLOYMENT, source="test").point.notes
+    assert f"mean OSL of {load.log.osl.mean():.4g}, not {planned.lengths.osl:.4g}" in notes and "mean ISL" not in notes
 
 
 @pytest.mark.parametrize(("ended", "told"), [("budget", True), ("precise", False), ("count", False)])

@@ -179,6 +179,16 @@ def test_failed_requests_void_a_point_above_one_percent() -> None:
     assert verdict(failing(load, 150, "out of blocks"), level(8)) == "steady"
 
 
+def test_requests_that_hang_until_after_the_window_failed_in_it() -> None:
+    """They are given up long after the load has ended, and it is the load they failed under."""
+    load = failing(steady(each=40), 20, "no answer within 120 s")
+    end_s = np.where(load.log.failed, load.stop_s + 120, load.log.end_s)
+    hanging = replace(load, log=replace(load.log, end_s=end_s))
+    assert (verdict(load, level(8)), verdict(hanging, level(8))) == ("errors", "errors")
+    points = [measurement(each, level(8), DEPLOYMENT, source="test").point for each in (load, hanging)]
+    assert points[0].errors == points[1].errors == load.log.failed[load.log.intended_s >= load.start_s].sum() > 0
+
+
 @pytest.mark.parametrize(
     ("each", "others", "expected"),
     [

@@ -164,9 +164,32 @@ def test_a_trace_ends_and_tells_when_its_requests_came(tmp_path: Path) -> None:
     assert plan.arrivals_s is not None
     assert plan.arrivals_s.tolist() == [0, 2, 3]
     assert LengthsPlan(isl=3, osl=4).arrivals_s is None
-    assert [(r.isl, r.osl) for r in RequestSource(plan, None, False, (0,)).requests()] == [(10, 1), (20, 2), (30, 3)]
-    assert [r.isl for r in RequestSource(plan, None, False, (0,)).requests(1, 2)] == [20]
+    replayed = RequestSource(plan, None, False, (0,), replayed=True)
+    assert [(r.isl, r.osl) for r in replayed.requests()] == [(10, 1), (20, 2), (30, 3)]
+    assert [r.isl for r in replayed.requests(1, 2)] == [20]
     assert plan.summary() == Lengths(20, 2, math.sqrt(200 / 3) / 20, math.sqrt(2 / 3) / 2)
+
+
+@pytest.mark.parametrize("evenly", [False, True])
+def test_a_level_sees_the_whole_file_where_it_does_not_get_through(evenly: bool, tmp_path: Path) -> None:
+    """A file that begins with its short requests: 60 of them have the mean of all within their sampling error, and
+    those of a closed loop far closer; every request comes once."""
+    rows = [(100, 8)] * 300 + [(900, 72)] * 300
+    written(tmp_path, "t.csv", "arrival_s,isl,osl\n" + "".join(f"{n},{i},{o}\n" for n, (i, o) in enumerate(rows)))
+    source = RequestSource(LengthsPlan(trace="t.csv").within(tmp_path), None, False, (3,), evenly=evenly)
+    lengths = [(r.isl, r.osl) for shard in (0, 1) for r in source.requests(shard, 2)]
+    assert sorted(lengths) == sorted(rows)
+    first = np.array([r.osl for r in islice(source.requests(), 60)])
+    assert abs(first.mean() - 40) < (1.5 if evenly else 4 * 32 / math.sqrt(60))
+
+
+def test_answers_of_one_token_are_of_one_token() -> None:
+    """Prefill alone is measured so; between one token and two, rounding moves the mean."""
+    assert LengthsPlan(isl=64, osl=1).varied().summary() == Lengths(64, 1, 0.3, 0)
+    source = RequestSource(LengthsPlan(isl=64, osl=1.3, osl_cv=0.5), None, False, (0,))
+    sent = np.array([r.osl for r in islice(source.requests(), 4000)])
+    assert source.summary().osl == pytest.approx(sent.mean(), abs=4 * sent.std() / math.sqrt(4000))
+    assert source.summary().osl > 1.33
 
 
 def test_a_data_set_is_what_its_texts_are(tmp_path: Path) -> None:
@@ -178,8 +201,8 @@ def test_a_data_set_is_what_its_texts_are(tmp_path: Path) -> None:
     written(tmp_path, "d.json", json.dumps(items))
     plan = LengthsPlan(dataset="d.json", max_input_len=6, unique=False).within(tmp_path)
     found = list(islice(RequestSource(plan, None, False, (0,)).requests(), 4))
-    assert [r.prompt for r in found] == ["one two three sum up:", "five"] * 2
-    assert [(r.isl, r.osl) for r in found] == [(5, 4), (1, 1)] * 2
+    assert sorted(r.prompt for r in found[:2]) == ["five", "one two three sum up:"] and found[:2] == found[2:]
+    assert {(r.prompt[:3], r.isl, r.osl) for r in found} == {("one", 5, 4), ("fiv", 1, 1)}
     assert plan.texts(encoder_of(None, False)).left_out == 1
     assert plan.summary() == Lengths(3, 2.5, 2 / 3, 0.6)
     forced = plan.model_copy(update={"osl": 40.0})

@@ -184,6 +184,16 @@ def test_lengths_drawn_below_what_the_tokenizer_can_make_are_its_shortest_prompt
     assert all(len(request.token_ids or ()) == request.isl for request in found)
 
 
+def test_prompts_that_a_chat_template_is_longer_than_are_refused() -> None:
+    """The server puts 90 tokens around each prompt: of 50 on average none can be made, of 300 nearly all."""
+    seen = ServerCount(added=90)
+    for isl, cv, says in ((50, 0.3, "the 90 that the server puts around"), (100, 0.3, "isl"), (50, 0, "around each")):
+        with pytest.raises(PlanError, match=says):
+            take(1, RequestSource(LengthsPlan(isl=isl, osl=8, isl_cv=cv), None, False, (0,), seen))
+    sent = take(300, RequestSource(LengthsPlan(isl=300, osl=8, isl_cv=0.3), None, False, (0,), seen, evenly=True))
+    assert np.mean([request.isl for request in sent]) == pytest.approx(300, rel=0.03)
+
+
 def test_a_faulty_tokenizer_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     for content, says in ((b"{", "not a tokenizer"), (b'{"a": 1}', "not a tokenizer"), (b"\xff", "cannot be read")):

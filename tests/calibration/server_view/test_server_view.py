@@ -393,6 +393,14 @@ def test_in_a_steady_state_the_split_gives_back_the_parts(
     assert found.other_s == pytest.approx(processing_s, abs=1e-5)
 
 
+def test_an_engines_own_queue_is_not_counted_as_prefill_again() -> None:
+    """SGLang times the queue and the first response, which holds it, and no prefill."""
+    means = {"engine_queue_mean_s": 0.4, "first_response_mean_s": 0.5, "request_mean_s": 2.0}
+    found = split(point(0.5, 2.0), means)
+    assert (found.queue_s, found.prefill_s, found.decode_s) == pytest.approx((0.4, 0.1, 1.5))
+    assert found.other_s == pytest.approx(0.0, abs=1e-9)
+
+
 def test_what_the_server_does_not_tell_stays_empty() -> None:
     nothing = split(point(0.1, 1.0), {})
     assert (nothing.queue_s, nothing.prefill_s, nothing.decode_s, nothing.network_and_client_s) == (None,) * 4

@@ -57,14 +57,14 @@ Examples:
     help="Change of requests/s and ITL that is allowed, as a share; TTFT may change by twice as much.",
 )
 @click.option(
-    "--minutes", type=click.FloatRange(min=0, min_open=True), help="Minutes for both levels; default: as in the run."
+    "--minutes", type=click.FloatRange(min=0, min_open=True), help="Minutes of both levels; default: as in the run."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def check_command(name: str, url: str | None, tolerance: float, minutes: float | None, as_json: bool) -> None:
     """Whether an old calibration still holds: measure its lowest and its highest level again, and compare.
 
     RUN is a number; DEPLOYMENT a model, or a run's or deployment's name as `list` and the points have it: then the
-    newest run of it counts. Exit code 0: it holds; 4: something changed; 2: it could not be told.
+    newest run of it that answers rest on counts. Exit code 0: it holds; 4: something changed; 2: it could not be told.
     """
     store = Store()
     run = found_run(store, name)
@@ -97,7 +97,10 @@ def check_command(name: str, url: str | None, tolerance: float, minutes: float |
 
 
 def found_run(store: Store, name: str) -> Run:
-    """The run of this number, or the newest of a deployment that has points and a plan. Raises StoreError."""
+    """The run of this number, or of a deployment the newest that answers rest on, with a plan and a level to compare.
+
+    Raises StoreError.
+    """
     if name.isdecimal():
         run = store.run(int(name))
         if run.state in LIVE:
@@ -108,12 +111,17 @@ def found_run(store: Store, name: str) -> Run:
             )
         return run
     for run in store.runs():
-        if run.plan and run.state not in LIVE and not run.label.startswith("check of run "):
-            deployments = {point.deployment for point in store.points(run.id)}
+        if run.plan and run.state not in LIVE and not (run.pending or run.discarded):
+            deployments = {point.deployment for point in store.points(run.id) if comparable(point)}
             names = {run.label, *(each for one in deployments for each in (one.model, one.label))}
-            if name.casefold() in (each.casefold() for each in names):
+            if deployments and name.casefold() in (each.casefold() for each in names):
                 return run
-    raise StoreError(f"no measured run of {name!r} in the store: see python -m calibration list")
+    raise StoreError(f"no measured run of {name!r} in the store that answers rest on: see python -m calibration list")
+
+
+def comparable(point: Point) -> bool:
+    """Whether a level can be measured again and compared: a closed loop that is not void."""
+    return point.load_kind == "concurrency" and not point.void
 
 
 def levels_of(store: Store, run: Run) -> list[Measurement]:
@@ -121,9 +129,7 @@ def levels_of(store: Store, run: Run) -> list[Measurement]:
 
     Raises Undecided if there is none.
     """
-    closed = [
-        item for item in store.measurements(run.id) if item.point.load_kind == "concurrency" and not item.point.void
-    ]
+    closed = [item for item in store.measurements(run.id) if comparable(item.point)]
     if not closed:
         raise Undecided(f"run {run.id} has no usable closed loop to compare with: see calibration show {run.id}")
     lengths = [item.point.lengths for item in closed]
@@ -133,7 +139,10 @@ def levels_of(store: Store, run: Run) -> list[Measurement]:
 
 
 def again(run: Run, before: Sequence[Measurement], url: str | None, minutes: float | None) -> PlanFile:
-    """The plan of `run`, of these levels alone. Raises PlanError, and Undecided where it does not tell the lengths."""
+    """The plan of `run`, of these levels alone, which take all of the `minutes` where these are given.
+
+    Raises PlanError, and Undecided where it does not tell the lengths.
+    """
     folder = Path(run.folder)
     plan = parse_plan(run.plan, f"plan of run {run.id}", folder).plan
     wanted = level_key(before[0].point)[:4]
@@ -150,7 +159,8 @@ def again(run: Run, before: Sequence[Measurement], url: str | None, minutes: flo
         content["server"] = {**content.get("server", {}), "url": url}
         content["server"].pop("metrics_url", None)  # of the other server
     if minutes is not None:
-        content["budget_s"] = 60 * minutes / len(before)
+        content.pop("requests_per_level", None)
+        content |= {"budget_s": 60 * minutes / len(before), "until": {"requests_min": UNLIMITED}}
     text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in content.items())
     return parse_plan(text, f"plan of run {run.id}", folder)
 

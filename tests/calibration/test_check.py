@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from calibration import check
 from calibration.__main__ import main
-from calibration.check import again, change
-from calibration.errors import ServerError
+from calibration.check import again, change, found_run
+from calibration.errors import ServerError, StoreError
 from calibration.records import Measurement
 from calibration.store import DATABASE_VARIABLE, Store
+from calibration.store.work import discard
 from lab.mock.process import running
 from lab.mock.service import Script
 from tests.calibration.kept import POINT
@@ -94,6 +95,43 @@ def test_another_server_is_not_judged_by_the_metrics_of_the_first() -> None:
     same, other = (again(run, levels, url, None).plan.server for url in (None, "new:8000"))
     assert (same.url, same.metrics_url) == ("old:8000", "http://old:8002/metrics")
     assert (other.url, other.metrics_url) == ("new:8000", None)
+
+
+@pytest.mark.parametrize("rule", ["requests_per_level: 12", "until: {requests_max: 60}", "until: {half_width: 0.2}"])
+def test_minutes_that_are_given_are_measured_whatever_the_plan_ends_a_level_by(rule: str) -> None:
+    """What is too wide after them is narrower after more."""
+    plan = (
+        "server: {protocol: http, url: 'old:8000', model: ensemble}\n"
+        f"lengths: [{{isl: 16, osl: 8, isl_cv: 0, osl_cv: 0}}]\nconcurrency: [3, 6]\n{rule}\n"
+    )
+    run = Store().run(Store().create_run(plan))
+    point = replace(POINT, isl=16.0, osl=8.0, isl_cv=0.0, osl_cv=0.0)
+    levels = [Measurement(replace(point, load_value=users)) for users in (3.0, 6.0)]
+    now = again(run, levels, None, 4.0).plan
+    for level in now.levels():
+        until = now.until_of(level)
+        assert (until.budget_s, until.requests_max) == (120.0, None)
+        assert until.requests_min is not None and until.requests_min > 10**6, "no interval ends it earlier"
+
+
+def test_a_deployment_is_compared_with_the_newest_run_that_answers_rest_on() -> None:
+    store = Store()
+
+    def kept(reviewed: bool = False, **fields: Any) -> int:
+        run_id = store.create_run("a plan", reviewed=reviewed)
+        store.add_point(run_id, Measurement(replace(POINT, **fields)))
+        store.finish_run(run_id, "done")
+        return run_id
+
+    with pytest.raises(StoreError, match="no measured run of 'toy'"):
+        kept(load_kind="poisson_rate", load_value=2.0)
+        found_run(store, "toy")
+    counts, discarded = kept(), kept()
+    discard(store, discarded)
+    kept(reviewed=True)
+    kept(verdict="client_limited")
+    assert found_run(store, "toy").id == counts
+    assert found_run(store, str(discarded)).id == discarded, "by its number any run"
 
 
 def test_the_points_of_a_reviewed_run_are_in_no_answer_until_they_are_accepted() -> None:

@@ -30,7 +30,6 @@ from sizing.analyses.next_level import (
 from sizing.errors import SizingError
 from sizing.points import Point
 from sizing.question import Question
-from sizing.workload import Lengths
 
 _STOPPED = {
     "settled": "the answer no longer changes",
@@ -93,7 +92,7 @@ class Adaptive:
         }
         if not self._levels:
             raise PlanError("adaptive: no closed-loop levels to choose from: give concurrency, for instance [1, 8, 64]")
-        self._question, self._budget_s, self._guess_s, self._band = question, budget_s, guess_s, band
+        self.question, self._budget_s, self._guess_s, self._band = question, budget_s, guess_s, band
         self._decision: LevelChoice | Stop | None = None
         self._spent_s = 0.0
 
@@ -107,7 +106,7 @@ class Adaptive:
             self._decision = choose(
                 points,
                 list(self._levels),
-                self._question,
+                self.question,
                 budget_s=self._budget_s,
                 guess_s=lambda option: self._guess_s(self._levels[option]),
                 band=self._band,
@@ -120,22 +119,17 @@ class Adaptive:
         """The level not measured that would narrow the band most, whatever its time; None without a law or a level."""
         options = list(self._levels)
         left = [option for option in options if not shunned(option, points)]
-        belief = believe(usable(tuple(points)), self._question)
+        belief = believe(usable(tuple(points)), self.question)
         if belief is None or not left:
             return None
         ahead = prospects(belief, left, stretch(points, options))
         place, narrows = most_telling(belief, ahead)
         return Best(self._levels[left[place]], float(ahead.seconds[place]), narrows)
 
-    @property
-    def lengths(self) -> Lengths:
-        """Those that the question is about."""
-        return self._question.workload.lengths
-
     def planned_per_s(self, points: Sequence[Point]) -> float | None:
         """Requests/s that each replica of the planned fleet is to carry; None while there is no fleet."""
         try:
-            return planned(points, self._question).answer.load_per_s
+            return planned(points, self.question).answer.load_per_s
         except SizingError:
             return None
 

@@ -15,8 +15,9 @@ from calibration.plan import Level, SweepPlan
 from calibration.target import Target
 from sizing.errors import ScenarioError
 from sizing.numbers import significant
-from sizing.points import TELLING, Deployment, LoadKind, Point
-from sizing.workload import Arrivals, Lengths, Seconds
+from sizing.points import TELLING, Deployment, Point
+from sizing.question import Question
+from sizing.workload import METRICS, Arrivals, Lengths, Seconds
 
 if TYPE_CHECKING:
     from calibration.adapt import Adaptive
@@ -127,7 +128,7 @@ def warm_up_arrivals(plan: SweepPlan, level: Level, pace: Pace) -> int:
 def job_of(target: Target, level: Level, pace: Pace) -> Job:
     """The load of `level`, in the form that the load generator's processes receive."""
     plan = target.plan
-    requests = target.source(level.entry, target.seed(level), evenly=level.closed)
+    requests = target.source(level.entry, target.seed(level), evenly=level.closed, replayed=level.kind == "trace")
     if level.closed:
         users, whole_s = round(level.value), session_s(plan, level, pace.e2e_at_s(level.value))
         ramp_s = session_s(plan, level, pace.e2e_s) if plan.ramp_s is None else plan.ramp_s
@@ -272,7 +273,8 @@ class AsNeeded:
         assert target.plan.adaptive is not None
         self._verify_s = 60 * target.plan.adaptive.verify_minutes
         self._verifying: Level | None = None
-        self._asked = next((level for level in target.levels if level.lengths.is_like(self._adaptive.lengths)), None)
+        wanted = self._adaptive.question.workload.lengths
+        self._asked = next((level for level in target.levels if level.lengths.is_like(wanted)), None)
         says(self._adaptive.before)
         if self._verify_s and self._asked is None:
             self._verify_s = 0.0
@@ -299,8 +301,8 @@ class AsNeeded:
         planned_per_s, plan, asked = self._adaptive.planned_per_s(points), self._target.plan, self._asked
         if planned_per_s is None or asked is None:
             return None
-        rate_per_s = untried(planned_per_s, points, plan.rate_kind)
-        if any(is_at(point, rate_per_s, plan.rate_kind) for point in points):
+        rate_per_s = untried(planned_per_s, points, self._adaptive.question)
+        if any(is_at(point, rate_per_s, self._adaptive.question) for point in points):
             return None
         self._says(f"verifying: {significant(rate_per_s)} requests/s at random for {minutes(self._verify_s)}")
         place, least = len(self._target.levels), plan.requests_per_level or 100
@@ -317,18 +319,25 @@ class AsNeeded:
         return self._adaptive.expected_s, after_s + self._after.total_s(pace)
 
 
-def untried(planned_per_s: float, points: Sequence[Point], kind: LoadKind) -> float:
-    """The load to verify at, in three digits. A run measures a level once: where this one said nothing of the server
-    before, a little less."""
+def untried(planned_per_s: float, points: Sequence[Point], question: Question) -> float:
+    """The load to verify at, in three digits. A run measures a level once: where this one did not tell all that the
+    question limits, a little less."""
     rate_per_s = float(f"{planned_per_s:.3g}")
-    while any(is_at(point, rate_per_s, kind) and point.verdict not in TELLING for point in points):
+    while any(is_at(point, rate_per_s, question) and not _tells(point, question) for point in points):
         rate_per_s = float(f"{LITTLE_LESS * rate_per_s:.4g}")
     return rate_per_s
 
 
-def is_at(point: Point, rate_per_s: float, kind: LoadKind) -> bool:
-    """True for the point of an open loop at this rate."""
-    return point.load_kind == kind and point.load_value == rate_per_s
+def is_at(point: Point, rate_per_s: float, question: Question) -> bool:
+    """True for the point of random arrivals at this rate, of requests as long as the question's."""
+    at_rate = point.load_kind == "poisson_rate" and point.load_value == rate_per_s
+    return at_rate and point.lengths.is_like(question.workload.lengths)
+
+
+def _tells(point: Point, question: Question) -> bool:
+    """Whether the point tells of the server, and had requests enough for every percentile that is limited."""
+    limited = (f"{limit.metric}_p{limit.percentile:g}_s" for limit in question.sla.limits if limit.metric in METRICS)
+    return point.verdict in TELLING and all(getattr(point, name, 0.0) is not None for name in limited)
 
 
 def _adaptive(target: Target, pace: Pace) -> Adaptive:

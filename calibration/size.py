@@ -92,7 +92,12 @@ server_options = options(
         "--metrics-url", help="The server's own metrics; default: the page of an OpenAI server, where it has one."
     ),
     click.option("--tokenizer", help="Its tokenizer.json or the folder; none: count words."),
-    click.option("--timeout", "timeout_s", type=float, help="Seconds that a request may take.  [default: 120]"),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Seconds that a request may take.  [default: 120]",
+    ),
 )
 
 
@@ -369,12 +374,12 @@ def spent_s(store: Store, run_id: int, site: Site, given: Mapping[str, Any]) -> 
 
 def verified(store: Store, bar: Sizing, found: Measured, plan: Plan) -> Verification:
     """The planned load of a replica as the server showed it, now or in an earlier call, beside what is predicted."""
-    kind, reached = found.file.plan.rate_kind, bar.verifying
-    rate_per_s = untried(plan.answer.load_per_s, found.points, kind) if reached is None else reached.value
+    question, reached = plan.question, bar.verifying
+    rate_per_s = untried(plan.answer.load_per_s, found.points, question) if reached is None else reached.value
     for each in store.measurements(found.run_id):
-        if is_at(each.point, rate_per_s, kind):
+        if is_at(each.point, rate_per_s, question):
             sent = sent_requests(store, found.run_id, each)
-            return compared(plan.answer.candidate, plan.question, each.point, each.facts, sent)
+            return compared(plan.answer.candidate, question, each.point, each.facts, sent)
     ended = (
         f"the measuring before it {found.ending.state}" if reached is None else found.ending.failure or "interrupted"
     )

@@ -253,8 +253,8 @@ class Chosen:
 
     before = why = ""
 
-    def __init__(self, isl: float) -> None:
-        self.lengths = Lengths(isl, 20)
+    def __init__(self, question: Question) -> None:
+        self.question = question
 
     def next(self, points: Sequence[Point]) -> None: ...
 
@@ -268,7 +268,9 @@ class Chosen:
 def ends(monkeypatch: pytest.MonkeyPatch, isl: float, points: Sequence[Point] = ()) -> tuple[list[Level], list[str]]:
     """The levels that are left once the choice is made, and what is said."""
     plan, said = parse_plan(VERIFIES % isl).plan, list[str]()
-    monkeypatch.setattr(levels, "_adaptive", lambda target, pace: Chosen(isl))
+    assert plan.adaptive is not None
+    question = plan.adaptive.question("m", Lengths(50, 20))
+    monkeypatch.setattr(levels, "_adaptive", lambda target, pace: Chosen(question))
     target: Any = SimpleNamespace(plan=plan, levels=tuple(plan.levels()))
     order = levels.AsNeeded(target, [], Pace(Lengths(50, 20), 1.0, 1.0), said.append)
     left = iter(lambda: order.next(points), None)
@@ -287,8 +289,13 @@ def test_a_sweep_ends_with_the_planned_load_at_the_lengths_of_its_question(monke
 
 def test_a_load_is_verified_once_and_again_where_that_was_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
     (level,), _ = ends(monkeypatch, 50)
-    shown = dataclasses.replace(measured(LEVELS[0], 1), load_kind="poisson_rate", load_value=level.value)
+    at = {"load_kind": "poisson_rate", "load_value": level.value, "isl": 50, "osl": 20, "isl_cv": 0.0, "osl_cv": 0.0}
+    shown = dataclasses.replace(measured(LEVELS[0], 1), **at, ttft_p95_s=0.5)
     for telling in ("steady", "overloaded"):
         assert ends(monkeypatch, 50, [dataclasses.replace(shown, verdict=telling)])[0] == []
-    (again,), _ = ends(monkeypatch, 50, [dataclasses.replace(shown, verdict="client_limited")])
-    assert 0.99 * level.value < again.value < level.value
+    too_few = dataclasses.replace(shown, verdict="steady", ttft_p95_s=None)
+    for useless in (dataclasses.replace(shown, verdict="client_limited"), too_few):
+        (again,), _ = ends(monkeypatch, 50, [useless])
+        assert 0.99 * level.value < again.value < level.value
+    (other,), _ = ends(monkeypatch, 50, [dataclasses.replace(shown, verdict="steady", isl=400)])
+    assert other.value == level.value, "a load of other requests is another load"

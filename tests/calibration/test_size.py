@@ -281,6 +281,7 @@ def test_a_server_that_cannot_be_measured(manners: Manners, says: str) -> None:
         ("http://127.0.0.1:9", {"rate": -1}, "must be a number above 0"),
         ("http://127.0.0.1:9", {"ttft": None, "itl": None}, "at least one limit"),
         ("http://127.0.0.1:9", {"minutes": 0}, "--minutes"),
+        ("http://127.0.0.1:9", {"timeout": 0}, "--timeout"),
     ],
 )
 def test_what_cannot_be_asked(url: str, more: dict[str, Any], says: str) -> None:

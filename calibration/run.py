@@ -158,6 +158,8 @@ class Sweep:
         says, without = self._progress.says, list[NothingAnswered]()
         again = self.target.plan.adaptive is not None
         order = order_of(self.target, levels, pace, says)
+        if points and points[-1].lengths == pace.lengths:
+            pace = pace.after(points[-1])  # as in a run that goes on without a stop
         while (level := order.next(points)) is not None:
             if self._cancel.is_set():
                 raise Cancelled("stopped between two levels")
@@ -185,7 +187,10 @@ class Sweep:
             raise without[0]
 
     def probe(self, level: Level) -> Pace:
-        """Two requests on the idle server, of which the second is timed. Raises NothingAnswered if one fails."""
+        """Two requests on the idle server; the second, timed, tells what one of mean length takes.
+
+        Raises NothingAnswered if one fails.
+        """
         target = self.target
         contract, source = target.contract, target.source(level.entry, (*target.seed(level), _PROBE))
         log = asyncio.run(ask(target.plan.server, contract, [*islice(source.requests(), PROBES)]))
@@ -194,7 +199,8 @@ class Sweep:
             raise NothingAnswered(f"{level.label}: the first request failed: {faults[0]}")
         ttft_s, e2e_s = float(log.first_token_s[-1] - log.sent_s[-1]), float(log.last_token_s[-1] - log.sent_s[-1])
         after = int(log.tokens[-1] - log.first_chunk_tokens[-1])
-        return Pace(level.lengths, 1.0, float(log.end_s[-1] - log.sent_s[-1]), ttft_s, (e2e_s - ttft_s) / max(1, after))
+        timed = Pace(level.lengths, 1.0, e2e_s, ttft_s, (e2e_s - ttft_s) / max(1, after))
+        return replace(timed, e2e_s=timed.alone_s(level.lengths))
 
     def processes(self, levels: Sequence[Level], pace: Pace) -> int:
         """Processes for all of `levels`: those the plan sets, otherwise as many as the heaviest level needs.

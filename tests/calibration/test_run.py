@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from calibration.errors import Cancelled, ClientLimitedError, NothingAnswered, PlanError, ServerError
-from calibration.levels import Pace
+from calibration.levels import Pace, job_of
 from calibration.load import self_check
 from calibration.load.contract import Contract
 from calibration.load.self_check import Distortion
@@ -19,7 +19,7 @@ from calibration.plan import DeploymentPlan, Level, PlanFile, level_key, parse_p
 from calibration.records import Measurement
 from calibration.run import Listener, Sweep, resume, run
 from calibration.store import Store
-from calibration.target import Described, Target, deployment
+from calibration.target import Described, Target, deployment, prepare
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ENGINE, Script, subprocess_server
 from tests.calibration.server_view.test_server_view import serving
@@ -225,6 +225,28 @@ def test_resume_measures_only_what_is_missing(url: str, store: Store) -> None:
     again = Watcher()
     resume(interrupted.id, store, again)
     assert again.levels == []
+
+
+def test_a_resumed_run_goes_on_at_the_pace_of_its_last_point(
+    url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warm-up and arrivals of an open loop follow from it: they are those of a run that nobody stopped."""
+    paces: list[Pace] = []
+    monkeypatch.setattr("calibration.run.job_of", lambda *given: paces.append(given[2]) or job_of(*given))
+    with pytest.raises(KeyboardInterrupt):
+        run(plan(url, "rates: [40]\n"), store, Watcher(stop_after=2))
+    (begun,) = store.runs()
+    paces.clear()
+    resume(begun.id, store)
+    last = store.points(begun.id, as_measured=True)[1]
+    assert [(pace.users, pace.e2e_s) for pace in paces] == [(last.mean_in_flight, last.e2e_mean_s)]
+
+
+def test_a_probe_tells_the_time_of_a_mean_request_whatever_length_it_drew(url: str, store: Store) -> None:
+    file = parse_plan(plan(url).text.replace("osl: 4, isl_cv: 0, osl_cv: 0", "osl: 40, osl_cv: 0.9"))
+    target = prepare(file)
+    found = Sweep(1, target, store).probe(target.levels[0])
+    assert found.e2e_s == pytest.approx(found.ttft_s + 39 * found.itl_s)
 
 
 def test_resume_refuses_another_deployment(url: str, store: Store) -> None:

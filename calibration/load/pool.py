@@ -239,9 +239,14 @@ class _WholeLevel:
             self._rule = StopRule(self._until, start_s)
         self._rule.add([done for done in self._unseen if done.end_s >= start_s])
         self._unseen.clear()
-        self._on_share(min(1.0, self._rule.share(now_s)))
+        self._on_share(min(1.0, max(self._rule.share(now_s), self._sent(start_s, now_s))))
         if self._ended is None and (ended := self._rule.ended(now_s) or self._ran_out()):
             self._end(ended)
+
+    def _sent(self, start_s: float, now_s: float) -> float:
+        """The share of the window that is over, at least: an open loop ends with its last arrival."""
+        arrivals_s = self._job.arrivals_s
+        return 0.0 if arrivals_s is None else (now_s - start_s) / (self._origin_s + float(arrivals_s[-1]) - start_s)
 
     def _end(self, ended: Ended) -> None:
         self._ended = ended

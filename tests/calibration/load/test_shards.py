@@ -23,7 +23,7 @@ from calibration.load.pool import Workers
 from calibration.metrics.precision import Until
 from calibration.metrics.verdict import LITTLE_ALLOWED, judge, little
 from calibration.metrics.window import sample
-from calibration.plan import Level, ServerPlan
+from calibration.plan import ALL_OF_THEM, Level, ServerPlan
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import RequestSource
 from calibration.target import describe
@@ -83,6 +83,14 @@ def test_an_open_loop_over_two_processes_sends_every_arrival_once(url: str, work
     assert load.issued == 29
     assert load.offered_per_s == pytest.approx(29 / load.duration_s)
     assert (load.log.sent_s >= load.log.intended_s - 1e-6).all()
+
+
+def test_the_share_of_arrivals_that_are_all_sent_is_that_of_their_time(url: str, workers: Workers) -> None:
+    told: list[float] = []
+    arrivals_s = 0.02 * np.arange(1, 41)
+    whole = Until(requests_min=ALL_OF_THEM)
+    workers.drive(job_at(url, users=None, arrivals_s=arrivals_s, warm_up=0), whole, on_share=told.append)
+    assert told == sorted(told) and told[0] < 0.5 and told[-1] == 1
 
 
 def test_an_open_loop_is_cut_where_the_rule_says(url: str, workers: Workers) -> None:

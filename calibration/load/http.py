@@ -138,7 +138,7 @@ class HttpClient:
 class Connection(asyncio.Protocol):
     """One request at a time over one keep-alive connection, opened anew when it is lost.
 
-    `status` is that of the last answer, 0 before there is one.
+    `status` is that of the last answer, 0 before there is one. An answer of no told length ends with the connection.
     """
 
     status = 0
@@ -152,6 +152,7 @@ class Connection(asyncio.Protocol):
         self._rest = b""
         self._room = MOST_BYTES
         self._keeps_alive = True
+        self._length_told = self._until_closed = False
 
     async def open(self) -> asyncio.Transport:
         """Connect, if that is not done. Raises ServerError if the server is not there."""
@@ -168,6 +169,7 @@ class Connection(asyncio.Protocol):
         transport = await self.open()
         self._over = asyncio.get_running_loop().create_future()
         self._rest = b""
+        self._until_closed = False
         self._room = MOST_BYTES
         self._exchange = exchange = Exchange(prepared.isl, prepared.osl, time.perf_counter_ns(), turn=prepared.turn)
         transport.write(prepared.body)
@@ -205,6 +207,19 @@ class Connection(asyncio.Protocol):
         except HttpParserError as error:
             self._fail(f"the server does not speak HTTP ({error})")
 
+    def on_message_begin(self) -> None:
+        """Called by the parser at the start of an answer."""
+        self._length_told = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser for each line of the head."""
+        chunked = name.lower() == b"transfer-encoding" and b"chunked" in value.lower()
+        self._length_told |= chunked or name.lower() == b"content-length"
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser at the end of the head."""
+        self._until_closed = not self._length_told
+
     def on_body(self, body: bytes) -> None:
         """Called by the parser for each part of a body: mostly one whole event. Kept in whole lines."""
         if self._rest or not body.endswith(_LINE_END):
@@ -219,10 +234,13 @@ class Connection(asyncio.Protocol):
         """Called by the parser at the end of an answer."""
         exchange = self._exchange
         exchange.end_ns = self._now_ns
+        if self._rest:
+            exchange.at_ns.append(self._now_ns)
+            exchange.raw.append(self._rest)
         self._keeps_alive = self._parser.should_keep_alive()  # known to the parser during this call only
         self.status = self._parser.get_status_code()
         if self.status != 200:
-            exchange.error = self._told(f"HTTP {self.status}: {reason(b''.join(exchange.raw) + self._rest)}")
+            exchange.error = self._told(f"HTTP {self.status}: {reason(b''.join(exchange.raw))}")
         else:
             exchange.error = self._told(self.error_in(exchange.raw))
         self._end()
@@ -239,6 +257,12 @@ class Connection(asyncio.Protocol):
     def _end(self) -> None:
         if self._over is not None and not self._over.done():
             self._over.set_result(None)
+
+    def eof_received(self) -> None:
+        """Called by the event loop where the server closes the connection in good order."""
+        if self._until_closed:
+            self._now_ns = time.perf_counter_ns()
+            self.on_message_complete()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop."""

@@ -184,6 +184,31 @@ def test_a_server_that_closes_after_each_answer_is_followed() -> None:
     assert server.connections == 3
 
 
+def test_an_answer_of_no_told_length_ends_with_its_connection() -> None:
+    """As Python's own http.server sends it."""
+    head = b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    log, server = asyncio.run(answers(lambda n: [head, *[event(1)] * OSL, 0.05, HANG_UP], n=3))
+    assert log.error == ("",) * 3 and log.tokens.tolist() == [OSL] * 3
+    assert (log.end_s - log.last_token_s >= 0.04).all()
+    assert server.connections == 3
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        [HEAD, chunk(event(1))],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", event(1)],
+        [b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n"],
+        [],
+    ],
+    ids=["chunks", "length", "head", "nothing"],
+)
+def test_an_answer_that_ends_before_its_told_end_is_an_error(cut: list[Step]) -> None:
+    whole = [b"HTTP/1.0 200 OK\r\n\r\n", *[event(1)] * OSL, HANG_UP]
+    log, _ = asyncio.run(answers(lambda n: [*cut, HANG_UP] if n == 2 else whole, n=3))
+    assert log.error == ("", "UNAVAILABLE: the server closed the connection", "")
+
+
 def test_an_answer_of_another_length_is_an_error() -> None:
     log, _ = asyncio.run(answers(lambda n: [HEAD, chunk(event(1)), LAST]))
     assert log.error == (f"1 tokens in the answer where {OSL} were asked for",)

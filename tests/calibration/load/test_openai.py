@@ -337,7 +337,10 @@ def test_https_with_an_authority_of_ones_own(tmp_path: Path) -> None:
     [
         (Manners(raw=b"\x00\x01garbage\r\n\r\n"), "does not speak HTTP"),
         (Manners(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\ndata: \xff\xfe\n\n\n\n"), "no stream of events"),
-        (Manners(raw=b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"choices": 1}'), "no stream of events"),
+        (
+            Manners(raw=b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"choices": 1}'),
+            "no stream of events but '{\"choices\": 1}'",
+        ),
         (Manners(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" + b"data: [[[[[[[["), "no stream of events"),
         (Manners(dribbles=True), "no complete answer within 0.5 s"),
         (Manners(raw=b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"), "try endpoint: chat"),

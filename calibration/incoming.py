@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -61,7 +62,7 @@ def _is_points_table(file: Path) -> bool:
             head = text.readline(4096)
     except (OSError, UnicodeDecodeError):
         return False
-    return {"load_kind", "load_value", "requests_per_s"} <= set(head.strip().split(","))
+    return {"load_kind", "load_value", "requests_per_s"} <= {*next(csv.reader([head.strip()]), [])}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@
     genai-perf      profile_export_genai_perf.json and .csv
     perf-analyzer   -f CSV, --profile-export-file JSON
     guidellm        benchmarks.json (all three generations), benchmarks.csv
-    vllm            bench serve --save-result, --save-detailed
+    vllm            bench serve --save-result, --save-detailed, --append-result
     op-stats        --op_stats_csv of the TensorRT-LLM backend's clients
 
 Where a file has its single requests, and all of them, points are computed from these by our own definitions; otherwise
@@ -111,7 +111,7 @@ def _levels(content: Content) -> int:
     if isinstance(content, CsvFile):
         return len(content.rows) - 1
     if isinstance(content, JsonLines):
-        return 1
+        return len(content.lines) if vllm.recognises(content.first) else 1
     listed = (content.value.get(key) for key in ("benchmarks", "experiments"))
     return max((len(levels) for levels in listed if isinstance(levels, list)), default=1)
 
@@ -133,9 +133,13 @@ def _read(content: Content, kind: str | None, known: KnownFacts) -> list[Measure
 
 
 def _read_lines(content: JsonLines, kind: str | None, known: KnownFacts) -> list[Measurement]:
-    if kind not in (None, "aiperf") or not aiperf.recognises_records(content.first):
-        raise _unknown(content, kind)
-    return aiperf.read(content, known)
+    if kind in (None, "aiperf") and aiperf.recognises_records(content.first):
+        return aiperf.read(content, known)
+    if kind in (None, "vllm") and vllm.recognises(content.first):
+        numbered = zip(content.lines, content.values(), strict=True)
+        files = [JsonFile(f"{content.name}, line {number}", value) for (number, _), value in numbered]
+        return [level for file in files for level in vllm.read(file, known)]
+    raise _unknown(content, kind)
 
 
 def _unknown(content: Content, kind: str | None) -> FileError:

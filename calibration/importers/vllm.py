@@ -1,4 +1,5 @@
-"""vLLM's `bench serve --save-result`, with single requests where `--save-detailed` was given.
+"""vLLM's `bench serve --save-result`, with single requests where `--save-detailed` was given; `--append-result` writes
+one result a line.
 
 TPOT there is our ITL, (E2E - TTFT)/(OSL - 1); its ITL is the gap between chunks and never ours. TTFT starts when a
 place among the `max_concurrency` requests is free: ``queue_times`` is the wait before that.

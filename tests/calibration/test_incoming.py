@@ -42,6 +42,12 @@ def table() -> bytes:
     return text.getvalue().encode()
 
 
+def test_a_table_whose_header_is_quoted_as_spreadsheets_do_is_known(store: Store) -> None:
+    header, rows = table().decode().split("\n", 1)
+    quoted = ",".join(f'"{name}"' for name in header.split(","))
+    assert preview(store, Upload("table.csv", f"{quoted}\n{rows}".encode())) == (POINT,)
+
+
 def exported(store: Store, path: Path) -> bytes:
     """A run in a file, exported from another store."""
     run_id = store.create_run("plan")

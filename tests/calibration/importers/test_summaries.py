@@ -219,6 +219,20 @@ def test_errors_of_older_vllm_files_are_the_prompts_that_were_not_answered(
     assert (point.verdict == "errors") == bool(errors)
 
 
+def test_vllm_appends_a_result_a_line_and_each_is_a_level(tmp_path: Path) -> None:
+    one = json.loads((FILES / "vllm.json").read_text())
+    path = tmp_path / "appended.json"
+    path.write_text(f"{json.dumps(one)}\n{json.dumps(one | {'max_concurrency': 9})}")
+    assert [point.load_value for point in read(path, deployment=DEPLOYMENT)] == [8, 9]
+    with pytest.raises(FileError, match="more than 1 points"):
+        read_measurements(path, deployment=DEPLOYMENT, most=1)
+    with pytest.raises(FileError, match="not a file of aiperf"):
+        read(path, kind="aiperf", deployment=DEPLOYMENT)
+    path.write_text(f"{json.dumps(one)}\n{json.dumps(one | {'completed': 0})}")
+    with pytest.raises(FileError, match=r"appended\.json, line 2, key 'completed'"):
+        read(path, deployment=DEPLOYMENT)
+
+
 def changed(tmp_path: Path, name: str, old: str, new: str) -> Path:
     text = (FILES / name).read_text()
     assert old in text
@@ -243,6 +257,15 @@ def test_what_a_summary_can_tell_against_a_point_is_its_verdict(
 ) -> None:
     (point,) = read(changed(tmp_path, name, old, new), deployment=DEPLOYMENT)
     assert point.verdict == verdict
+
+
+def test_a_rate_that_was_not_served_is_overload_though_nothing_says_for_how_long(tmp_path: Path) -> None:
+    """perf_analyzer's CSV has neither requests nor seconds: 50 requests/s are what was served of 100."""
+    text = (FILES / "perf_analyzer.csv").read_text().replace("Concurrency,", "Request Rate,")
+    path = tmp_path / "rate.csv"
+    for rate, verdict in ((100, "overloaded"), (51, "")):
+        path.write_text("\n".join([text.splitlines()[0], text.splitlines()[1].replace("1,50,", f"{rate},50,", 1)]))
+        assert read(path, deployment={**DEPLOYMENT, "isl": 64, "osl": 32})[0].verdict == verdict
 
 
 def test_what_the_caller_says_goes_before_the_file() -> None:

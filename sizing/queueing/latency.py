@@ -93,10 +93,7 @@ def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tup
     position = np.interp(np.arange(scene.state.slots + 1.0), chain.batch, grid)[running.astype(np.int64)]
     row = np.minimum((position + points.row).astype(np.int64), len(grid) - 1)
     found = places_in_rows(chain.seen_by_arrivals(), row, points.iteration)
-    duration_s = chain.duration_s.copy()
-    if chain.batch[0] == 0:
-        duration_s[0, 0] = 0.0
-    return row, duration_s.ravel()[found], chain.left_tokens.ravel()[found]
+    return row, chain.running_s.ravel()[found], chain.left_tokens.ravel()[found]
 
 
 def _fixed_s(scene: Scene, row: NDArray[np.int64], duration: Floats, full: Floats, points: Points) -> Floats:
@@ -111,8 +108,8 @@ def _fixed_s(scene: Scene, row: NDArray[np.int64], duration: Floats, full: Float
     part = scene.replica.batching.lookahead_steps - whole
     ahead = np.maximum(np.where(duration > 0, whole + (points.moment > 1 - part), 0.0) - full, 0.0)
     uniform = (points.row + points.hit) % 1.0  # independent of each of the two
-    drawn_s = chain.duration_s.ravel()[places_in_rows(np.cumsum(chain.probability, axis=1), row, uniform)]
-    mean_s = (chain.probability * chain.duration_s).sum(axis=1)[row]
+    drawn_s = chain.running_s.ravel()[places_in_rows(np.cumsum(chain.probability, axis=1), row, uniform)]
+    mean_s = (chain.probability * chain.running_s).sum(axis=1)[row]
     return np.asarray(np.where(ahead > 0, drawn_s + (ahead - 1) * mean_s, 0.0))
 
 

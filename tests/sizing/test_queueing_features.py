@@ -421,3 +421,27 @@ def test_pauses_are_left_out_only_where_a_cache_may_fill(kv_tokens: int, told: b
     pausing = limited(kv_policy="max_utilization", kv_tokens=kv_tokens)
     warned = predict(pausing, Workload(FIXED, 1.0)).warnings
     assert [each.facts["settings"] for each in warned] == [("recompute",)] * told
+
+
+# Prompts that vary: a long one, and what comes while it runs
+
+
+@pytest.mark.parametrize("lookahead", [0.0, 1.0])
+@pytest.mark.parametrize(("osl", "rate"), [(10, 1.0), (10, 3.0), (28, 2.0), (3, 0.5)])
+def test_a_long_prompt_ends_though_others_come_meanwhile(osl: int, rate: float, lookahead: float) -> None:
+    """A 32B model's law at up to half of its stable rate: p95 TTFT was up to thirty times too long where the backlog
+    after a long prompt passed for another one."""
+    law = StepLaw(8e-3, 1e-3, 55e-6, 10e-6, 50e-9, 2.2e-9, 0.5e-3, 4e-3)
+    engine = Replica(law, Batching(kv_tokens=700_000, lookahead_steps=lookahead))
+    work = Workload(Lengths(2000, osl, 1.0), rate)
+    formula, run = predict(engine, work), simulate(engine, work, requests=20_000)
+    assert formula.ttft.p50_s == pytest.approx(np.median(run.ttft_s), rel=0.15)
+    assert formula.ttft.p95_s == pytest.approx(np.percentile(run.ttft_s, 95), rel=0.2)
+
+
+@pytest.mark.parametrize("osl", [2, 3, 30])
+def test_an_engine_that_looks_ahead_and_idles_starts_at_once(osl: int) -> None:
+    """At one request in five seconds: the wait for the next one is no iteration that was fixed before."""
+    engine, work = limited(lookahead_steps=1.0), Workload(Lengths(2000, osl), 0.2)
+    formula, run = predict(engine, work), simulate(engine, work, requests=20_000)
+    assert formula.ttft.p99_s == pytest.approx(np.percentile(run.ttft_s, 99), rel=0.3)

@@ -218,9 +218,13 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
 
 
 def fewest(question: Question, candidate: Candidate) -> tuple[int, Candidate] | None:
-    """Replicas of one candidate by the rule of means; None when one user alone is over a limit."""
+    """Replicas of one candidate by the rule of means; None when one user alone is over a limit, or the longest request
+    is over the KV cache."""
     workload = question.workload
-    rate_per_s = most_per_s(candidate.replica, workload.lengths, workload.prefix, question.sla)
+    try:
+        rate_per_s = most_per_s(candidate.replica, workload.lengths, workload.prefix, question.sla)
+    except RequestTooLong:
+        return None
     return (math.ceil(question.workload.rate_per_s / rate_per_s), candidate) if rate_per_s else None
 
 

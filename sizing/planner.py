@@ -47,9 +47,11 @@ def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence
         found = size(question, best.candidate, BY_SIMULATION)
         if isinstance(found, Fleet):
             sized[sized.index(best)] = found
+            if _skipped_for(question, candidates, best, found):
+                sized = _look_again(question, candidates, sized, failed, best)
         else:
             failed.append((best.candidate, found))
-            sized = _look_again(question, candidates, sized, failed)
+            sized = _look_again(question, candidates, sized, failed, best)
     fleets = sorted((fleet for fleet in sized if isinstance(fleet, Fleet)), key=lambda fleet: cost(question, fleet))
     misses = [*(miss for miss in sized if isinstance(miss, Rejection)), *(miss for _, miss in failed)]
     left_out = sorted((*misses, *rejected), key=distance_from_sla)
@@ -85,14 +87,22 @@ def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | 
     return sized
 
 
+def _skipped_for(question: Question, candidates: Sequence[Candidate], best: Fleet, found: Fleet) -> bool:
+    """True where candidates of the GPU were skipped for the fleet that the formula found `best`, and may need fewer
+    GPUs than what the simulation `found` of it."""
+    needs = (least_gpus(question, each) for each in candidates if each.gpu == best.candidate.gpu)
+    return any(HOPELESS * best.gpus < gpus < found.gpus for gpus in needs)
+
+
 def _look_again(
     question: Question,
     candidates: Sequence[Candidate],
     sized: Sequence[Fleet | Rejection],
     failed: Sequence[tuple[Candidate, Rejection]],
+    best: Fleet,
 ) -> list[Fleet | Rejection]:
-    """What is left once the last of `failed` met the SLA by formula alone: whatever it beat on its GPU may win now."""
-    gpu = failed[-1][0].gpu
+    """What is left once the `best` fleet by formula failed or grew: whatever it beat on its GPU may win now."""
+    gpu = best.candidate.gpu
     kept = [each for each in sized if _gpu(each) != gpu or (isinstance(each, Fleet) and each.verified)]
     known = [candidate for candidate, _ in failed] + [each.candidate for each in kept if isinstance(each, Fleet)]
     return kept + survey(question, [each for each in candidates if each.gpu == gpu and each not in known])

@@ -86,12 +86,12 @@ def working(plan: Plan) -> str:
     per_replica = fleet.requests_per_s_per_replica
     headroom = f" ({percent(question.headroom)} headroom kept)" if question.headroom else ""
     spare = f", + {fleet.spare} spare = {fleet.replicas}" if fleet.spare else ""
-    each = gpus(fleet.candidate.gpus)
+    each, replicas = gpus(fleet.candidate.gpus), "replica" if fleet.replicas == 1 else "replicas"
     more = fleet.working > question.replicas_at(fleet.capacity_per_s)
     so = f"but fewer than {fleet.working} miss the SLA:" if more else "so"
     return (
         f"{significant(rate)} requests/s ÷ {significant(per_replica)} per replica{headroom} = "
-        f"{rate / per_replica:.2f}, {so} {fleet.working}{spare} replicas of {each} "
+        f"{rate / per_replica:.2f}, {so} {fleet.working}{spare} {replicas} of {each} "
         f"({fleet.candidate.layout}, {fleet.candidate.precision}) = {gpus(fleet.gpus)}"
     )
 
@@ -207,7 +207,7 @@ def sizing_by_means(plan: Plan) -> str | None:
     if means is None:
         return None
     seen, blind = means.predicted, "The rule sees no single gaps: it takes the limit on them for one on the mean ITL."
-    arrivals = {"poisson": "Poisson", "gamma": "bursty"}.get(question.workload.arrivals.kind, "evenly spaced")
+    arrivals = {"poisson": "Poisson", "gamma": "bursty", "batch": "bursty"}.get(question.workload.arrivals.kind, "evenly spaced")
     limit = seen.binding(question.sla)
     if seen.meets(question.sla):
         outcome = "they meet the SLA"

@@ -162,7 +162,7 @@ def sensitivity_table(rows: Sequence[Sensitivity], fleet: Fleet) -> Table:
     table = Table("GPUs (requests/s) if", "is", *changes, title="Sensitivity", title_justify="left")
     for row in rows:
         cells = [
-            "SLA fails"
+            "none"
             if effect.gpus is None or effect.capacity_per_s is None
             else f"{effect.gpus} ({significant(effect.capacity_per_s)})"
             for effect in row.effects
@@ -170,7 +170,8 @@ def sensitivity_table(rows: Sequence[Sensitivity], fleet: Fleet) -> Table:
         table.add_row(row.name, quantity(row.value, row.unit), *cells)
     table.caption = (
         f"as asked: {fleet.gpus} GPUs ({significant(fleet.capacity_per_s)}); in brackets requests/s per replica where "
-        "the SLA fails, before headroom; changes are relative: 20 % headroom +25 % is 25 %"
+        "the SLA fails, before headroom; changes are relative: 20 % headroom +25 % is 25 %; none: no fleet meets the "
+        "SLA then, or there is no such value"
     )
     table.caption_justify = "left"
     return table

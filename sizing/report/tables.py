@@ -267,14 +267,17 @@ def in_words(change: float) -> str:
 
 
 def gpus_or_not(effect: EffectRow) -> Cell:
-    """GPUs after a change, or that no number of them will do."""
-    return effect.gpus if effect.gpus.value is not None else "SLA fails"
+    """GPUs after a change, or that no number of them will do, or that nothing can be changed so."""
+    return effect.gpus if effect.gpus.value is not None else "none"
 
 
 def as_asked(report: Report) -> str:
     """What the sensitivities are to be held against."""
     found = report.answer
-    start = "All else is unchanged; changes are relative: 25 % more than 20 % headroom is 25 %."
+    start = (
+        "All else is unchanged; changes are relative: 25 % more than 20 % headroom is 25 %. None: no fleet meets the SLA "
+        "then, or there is no such value."
+    )
     return start if found is None else f"As asked: {number_of(found.gpus)} GPUs. {start}"
 
 

@@ -46,16 +46,37 @@ def test_the_answer_is_the_cheapest_and_simulated() -> None:
     assert plan.answer.gpus == min(fleet.gpus for fleet in plan.fleets)
 
 
-def test_a_candidate_whose_cache_never_holds_the_longest_request_leaves_the_answer_to_the_others() -> None:
+def test_what_was_skipped_for_a_fleet_that_the_simulation_enlarges_is_sized_after_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The formula finds a replica of one GPU enough, which four GPUs at least cannot beat."""
+    slow, fast, real = candidate(1, LAW.scaled(2)), candidate(4, LAW.scaled(0.3)), planner.size
+
+    def hopeful(question: Question, candidate: Candidate, method: Any) -> Any:
+        found = real(question, candidate, method)
+        alone = method is BY_FORMULA and candidate is slow and isinstance(found, Fleet)
+        return dataclasses.replace(found, working=1, spare=0) if alone else found
+
+    asked = question(rate=40.0, sla=Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, 0.03)), spare=0)
+    alone = [planner.plan(asked, [each]).answer.gpus for each in (slow, fast)]
+    assert alone[1] < alone[0]
+    monkeypatch.setattr(planner, "size", hopeful)
+    assert planner.plan(asked, [slow, fast]).answer.gpus == alone[1]
+
+
+@pytest.mark.parametrize("kv_tokens", [8_000, 25_000])
+def test_a_candidate_whose_cache_never_holds_the_longest_request_leaves_the_answer_to_the_others(
+    kv_tokens: int,
+) -> None:
     """Of long-tailed lengths some requests are many times their mean: a small KV cache cannot hold those."""
     long_tailed = Workload(Lengths(2000, 30, 0.9, 1.9), 10.0)
     asked = question(workload=long_tailed, sla=Sla(Limit("ttft", 95, 2.0)))
     small, large = candidate(1), candidate(2, LAW.scaled(2))
-    small = dataclasses.replace(small, replica=Replica(LAW, dataclasses.replace(BATCHING, kv_tokens=25_000)))
+    small = dataclasses.replace(small, replica=Replica(LAW, dataclasses.replace(BATCHING, kv_tokens=kv_tokens)))
     plan = planner.plan(asked, [small, large])
     assert plan.answer.candidate is large
     (left_out,) = plan.rejected
-    assert left_out.kind == "memory" and "never fits in a KV cache of 25000 tokens" in left_out.why
+    assert left_out.kind == "memory" and f"never fits in a KV cache of {kv_tokens} tokens" in left_out.why
     with pytest.raises(NoFeasiblePlan):
         planner.plan(asked, [small])
 

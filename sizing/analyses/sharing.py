@@ -18,7 +18,18 @@ from sizing.files import read_yaml
 from sizing.planner import HOPELESS
 from sizing.plans import Basis, Candidate, Rejection, basis_of, beyond_measured
 from sizing.prediction import Caution, Prediction
-from sizing.question import FIELDS, Setting, check_load, check_priced, check_terms, sla_of, with_laws, workload_of
+from sizing.question import (
+    FIELDS,
+    Setting,
+    check_load,
+    check_priced,
+    check_terms,
+    replicas_for,
+    sla_of,
+    with_laws,
+    workload_of,
+)
+from sizing.queueing import stable_rate_per_s
 from sizing.simulator import Simulated, Watch
 from sizing.simulator.runs import FEWEST_OF_STREAM, Stream, simulate_streams
 from sizing.workload import Limit, Routing, Sla, Workload
@@ -195,18 +206,18 @@ def least_gpus(
 ) -> tuple[list[SharedFleet], list[Rejection]]:
     """The shared fleets of the candidates, fewest GPUs (or lowest price) first, and the candidates that have none.
 
-    Candidates go by the GPUs they need by formula; one that needs `HOPELESS` times those of the best found of the same
-    GPU is left out unsized. Raises ScenarioError where some GPUs have a price and others not.
+    Candidates go by the GPUs that carry the load at all; one that needs `HOPELESS` times those of the best found of the
+    same GPU is left out unsized. Raises ScenarioError where some GPUs have a price and others not.
     """
     check_priced(terms.prices, terms.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
     fleets: list[SharedFleet] = []
     rejected: list[Rejection] = []
     fewest: dict[str, float] = {}
-    needs = [(formula_gpus(shares, candidate, terms), candidate) for candidate in candidates]
+    needs = [(carrying_gpus(shares, candidate, terms), candidate) for candidate in candidates]
     for needed, candidate in sorted(needs, key=lambda need: need[0]):
         best = fewest.get(candidate.gpu, math.inf)
-        if HOPELESS * best < needed < math.inf:
-            rejected.append(cost_rejection(candidate, round(needed), best))
+        if needed > HOPELESS * best:
+            rejected.append(cost_rejection(candidate, needed, best))
             continue
         found = shared_fleet(shares, candidate, terms)
         if isinstance(found, SharedFleet):
@@ -223,13 +234,15 @@ def cost(fleet: SharedFleet, terms: Terms) -> float:
     return fleet.gpus * price
 
 
-def formula_gpus(shares: Sequence[Share], candidate: Candidate, terms: Terms) -> float:
-    """GPUs for the sum of what the workloads need one by one; infinite when one misses its SLA without load."""
-    try:
-        working = math.ceil(sum(alone(share, candidate, terms) for share in shares))
-    except SlaMissed:
-        return math.inf
-    return float((working + terms.spare) * candidate.gpus)
+def carrying_gpus(shares: Sequence[Share], candidate: Candidate, terms: Terms) -> int:
+    """Lower bound on a candidate's GPUs: enough to carry all workloads at all, whatever the latency.
+
+    What the workloads need one by one is none: a limit that one keeps at a low load only leaves room for the others.
+    """
+    busy = 0.0
+    for workload in (share.workload for share in shares):
+        busy += workload.rate_per_s / stable_rate_per_s(candidate.replica, workload.lengths, workload.prefix)
+    return (replicas_for(busy, 1 - terms.headroom) + terms.spare) * candidate.gpus
 
 
 def alone(share: Share, candidate: Candidate, terms: Terms) -> float:

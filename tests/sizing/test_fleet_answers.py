@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sizing import planner
 from sizing import text as answer
+from sizing.analyses import sharing
 from sizing.analyses.existing import Existing, largest_rate
 from sizing.analyses.sharing import Share, SharedFleet, Terms, least_gpus, shared_fleet
 from sizing.candidates import Choice, find
@@ -79,6 +80,20 @@ def test_what_cannot_win_is_named_on_a_shared_fleet_too() -> None:
     assert [(miss.kind, str(miss.layout), miss.gpu) for miss in rejected] == [("cost", "TP8", "g")]
     priced, _ = least_gpus(shares, ways, Terms(prices=(("g", 100.0), ("h", 0.1))))
     assert priced[0].candidate.gpu == "h"
+
+
+def test_all_layouts_together_cost_no_more_than_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long prompts in a hurry alone need many idle engines, which short ones with long answers have use for: the sum of
+    what both need one by one, 15 GPUs of TP1, is no lower bound."""
+    monkeypatch.setattr(sharing, "HOPELESS", 1.0)
+    ways = [candidate(1), candidate(2, LAW.scaled(0.7)), candidate(4, LAW.scaled(0.5))]
+    hurried = Share("hurried", Workload(Lengths(8000, 2), 2.5), Sla(Limit("ttft", 95, 0.264)))
+    patient = Share("patient", Workload(Lengths(50, 1000), 100.0), Sla(Limit("e2e", 95, 600.0)))
+    terms = Terms(headroom=0.0, spare=0)
+    (best, *_), rejected = least_gpus([hurried, patient], ways, terms)
+    alone = [shared_fleet([hurried, patient], way, terms) for way in ways]
+    assert best.gpus == min(fleet.gpus for fleet in alone if isinstance(fleet, SharedFleet))
+    assert all(miss.kind == "cost" for miss in rejected)
 
 
 def test_a_shared_fleet_costs_its_gpus_and_has_no_band() -> None:

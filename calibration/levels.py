@@ -15,7 +15,7 @@ from calibration.plan import Level, SweepPlan
 from calibration.target import Target
 from sizing.errors import ScenarioError
 from sizing.numbers import significant
-from sizing.points import TELLING, Deployment, Point
+from sizing.points import Deployment, Point
 from sizing.question import Question
 from sizing.workload import METRICS, Arrivals, Lengths, Seconds
 
@@ -335,9 +335,11 @@ def is_at(point: Point, rate_per_s: float, question: Question) -> bool:
 
 
 def _tells(point: Point, question: Question) -> bool:
-    """Whether the point tells of the server, and had requests enough for every percentile that is limited."""
+    """Whether the point tells of the server: of one overloaded it does, of a steady one with enough requests for every
+    percentile that is limited."""
     limited = (f"{limit.metric}_p{limit.percentile:g}_s" for limit in question.sla.limits if limit.metric in METRICS)
-    return point.verdict in TELLING and all(getattr(point, name, 0.0) is not None for name in limited)
+    enough = all(getattr(point, name, 0.0) is not None for name in limited)
+    return point.verdict == "overloaded" or (point.verdict == "steady" and enough)
 
 
 def _adaptive(target: Target, pace: Pace) -> Adaptive:

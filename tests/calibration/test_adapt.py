@@ -291,9 +291,9 @@ def test_a_load_is_verified_once_and_again_where_that_was_of_no_use(monkeypatch:
     (level,), _ = ends(monkeypatch, 50)
     at = {"load_kind": "poisson_rate", "load_value": level.value, "isl": 50, "osl": 20, "isl_cv": 0.0, "osl_cv": 0.0}
     shown = dataclasses.replace(measured(LEVELS[0], 1), **at, ttft_p95_s=0.5)
-    for telling in ("steady", "overloaded"):
-        assert ends(monkeypatch, 50, [dataclasses.replace(shown, verdict=telling)])[0] == []
     too_few = dataclasses.replace(shown, verdict="steady", ttft_p95_s=None)
+    for telling in (dataclasses.replace(shown, verdict="steady"), dataclasses.replace(too_few, verdict="overloaded")):
+        assert ends(monkeypatch, 50, [telling])[0] == []
     for useless in (dataclasses.replace(shown, verdict="client_limited"), too_few):
         (again,), _ = ends(monkeypatch, 50, [useless])
         assert 0.99 * level.value < again.value < level.value

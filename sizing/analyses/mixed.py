@@ -80,18 +80,22 @@ class Mix:
 def cheapest_counts(
     kinds: Sequence[RequestKind], supplies: Mapping[str, Supply], rate_per_s: float, spare: int
 ) -> tuple[tuple[int, ...], float] | None:
-    """Replicas of each kind at the lowest cost an hour, and that cost; None if the GPUs available cannot do it.
+    """Replicas of each kind at the lowest cost an hour, and that cost; None if the GPUs available cannot do it. Of two
+    at one cost the one of fewer GPUs.
 
     With `spare` replicas failed the rest still carry `rate_per_s`. If the strongest kind in the mix carries s each,
     the failed ones carry at most spare x s: one integer program for each kind that may be the strongest.
     """
-    best: tuple[tuple[int, ...], float] | None = None
-    for strongest in {kind.rate_per_s for kind in kinds}:
-        usable = [kind.rate_per_s <= strongest for kind in kinds]
-        found = _solve(kinds, supplies, rate_per_s + spare * strongest, usable)
-        if found is not None and (best is None or found[1] < best[1] - 1e-9):
-            best = found
-    return best
+
+    def cost_and_gpus(found: tuple[tuple[int, ...], float]) -> tuple[float, int]:
+        counts, cost = found
+        return round(cost, 9), sum(count * kind.gpus for count, kind in zip(counts, kinds, strict=True))
+
+    each = (
+        _solve(kinds, supplies, rate_per_s + spare * strongest, [kind.rate_per_s <= strongest for kind in kinds])
+        for strongest in {kind.rate_per_s for kind in kinds}
+    )
+    return min(filter(None, each), key=cost_and_gpus, default=None)
 
 
 def _solve(
@@ -119,6 +123,17 @@ def _solve(
         return None
     counts = tuple(int(count) for count in np.rint(found.x[: len(kinds)]))
     return counts, float(prices @ np.maximum(of_type @ np.array(counts) - owned, 0))
+
+
+def worth_mixing(fleets: Sequence[Fleet]) -> list[Fleet]:
+    """Of each GPU type the fleets that carry more per GPU than all whose replicas are as small or smaller, and those
+    that are verified, the plan's answer among them: a small replica costs less as a spare and fits the load better."""
+    kept: list[Fleet] = []
+    for fleet in sorted(fleets, key=lambda fleet: -fleet.requests_per_s_per_gpu):
+        own = fleet.candidate
+        if fleet.verified or all(own.gpus < each.candidate.gpus for each in kept if each.candidate.gpu == own.gpu):
+            kept.append(fleet)
+    return kept
 
 
 def cheapest_mix(question: Question, fleets: Sequence[Fleet], supplies: Mapping[str, Supply]) -> Mix:

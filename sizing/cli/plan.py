@@ -14,7 +14,7 @@ from sizing import candidates, planner
 from sizing import text as answer
 from sizing.analyses.curves import load_curve
 from sizing.analyses.daily import daily_rates, gpus_by_hour, peak_over_mean
-from sizing.analyses.mixed import Mix, Supply, cheapest_mix
+from sizing.analyses.mixed import Mix, Supply, cheapest_mix, worth_mixing
 from sizing.analyses.sensitivity import goodput_prices, sensitivities, tune
 from sizing.analyses.verification import verification
 from sizing.cli.options import (
@@ -396,18 +396,15 @@ def extras(
 
 
 def mixed(plan: Plan, owned: Mapping[str, int], available: Mapping[str, int]) -> Mix:
-    """The cheapest mix of the best fleet of each GPU type, each verified by simulation; counts by GPU name."""
-    by_gpu: dict[str, Fleet] = {}
-    for fleet in sorted(plan.fleets, key=lambda fleet: -fleet.requests_per_s_per_gpu):
-        by_gpu.setdefault(fleet.candidate.gpu, fleet)
+    """The cheapest mix of the fleets of all GPU types, each verified by simulation; counts by GPU name."""
     fleets = [
         fleet if fleet.verified else planner.size(plan.question, fleet.candidate, BY_SIMULATION)
-        for fleet in by_gpu.values()
+        for fleet in worth_mixing(plan.fleets)
     ]
     verified = [fleet for fleet in fleets if isinstance(fleet, Fleet)]
     supplies = {
         gpu: Supply(price, owned.get(gpu, 0), available.get(gpu, math.inf))
-        for gpu in by_gpu
+        for gpu in {fleet.candidate.gpu for fleet in plan.fleets}
         if (price := plan.question.price_of(gpu)) is not None
     }
     return cheapest_mix(plan.question, verified, supplies)

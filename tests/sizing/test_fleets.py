@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sizing import planner
 from sizing.analyses.daily import daily_rates, gpus_by_hour, peak_over_mean
 from sizing.analyses.existing import Existing, largest_rate
-from sizing.analyses.mixed import RequestKind, Supply, cheapest_counts, cheapest_mix
+from sizing.analyses.mixed import RequestKind, Supply, cheapest_counts, cheapest_mix, worth_mixing
 from sizing.analyses.sharing import (
     Share,
     SharedFleet,
@@ -25,6 +25,7 @@ from sizing.analyses.sharing import (
     share_of,
     shared_fleet,
 )
+from sizing.cli.plan import mixed
 from sizing.edge import BY_FORMULA, least
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan, Rejection
@@ -133,23 +134,47 @@ kinds = st.lists(
     rate=in_thousandths(500, 12_000),
     spare=st.integers(0, 1),
     prices=st.tuples(price, price),
+    owned=st.sampled_from([2, 9]),
 )
 def test_the_cheapest_mix_is_the_one_found_by_trying_all(
-    kinds: list[RequestKind], rate: float, spare: int, prices: tuple[float, float]
+    kinds: list[RequestKind], rate: float, spare: int, prices: tuple[float, float], owned: int
 ) -> None:
-    """Against enumeration, where a failed replica may be any; the program may pay for one that it need not fear."""
-    supplies = {"a": Supply(prices[0], owned=2, available=9), "b": Supply(prices[1], available=9)}
-    best = math.inf
+    """Against enumeration, where a failed replica may be any; the program may pay for one that it need not fear. Of
+    mixes at one cost, as of GPUs that are owned, it takes the smallest."""
+    supplies = {"a": Supply(prices[0], owned=owned, available=9), "b": Supply(prices[1], available=9)}
+    best, gpus_at = math.inf, dict[float, int]()
     for counts in itertools.product(range(10), repeat=len(kinds)):
         used = {name: sum(n * k.gpus for n, k in zip(counts, kinds, strict=True) if k.gpu == name) for name in supplies}
         carried = sum(n * k.rate_per_s for n, k in zip(counts, kinds, strict=True))
         lost = spare * max((k.rate_per_s for n, k in zip(counts, kinds, strict=True) if n), default=0.0)
         if carried - lost >= rate - 1e-6 and all(used[name] <= 9 for name in supplies):
-            best = min(best, sum(s.price_per_hour * max(0, used[name] - s.owned) for name, s in supplies.items()))
+            cost = sum(s.price_per_hour * max(0, used[name] - s.owned) for name, s in supplies.items())
+            gpus_at[cost] = min(gpus_at.get(cost, 99), sum(used.values()))
+            best = min(best, cost)
     found = cheapest_counts(kinds, supplies, rate, spare)
     assert (found is None) == math.isinf(best)
     if found is not None:
         assert found[1] == pytest.approx(best, abs=1e-4)
+        gpus = sum(n * k.gpus for n, k in zip(found[0], kinds, strict=True))
+        assert gpus <= min(gpus for cost, gpus in gpus_at.items() if cost <= found[1] + 1e-9)
+
+
+def test_equal_costs_are_settled_by_gpus_whichever_kind_is_the_strongest() -> None:
+    weak, strong = RequestKind("a", 2, 1.0), RequestKind("b", 2, 1.2)
+    supplies = {"a": Supply(2.5, owned=100), "b": Supply(3.8, owned=100)}
+    for kinds in ([weak, strong], [strong, weak]):
+        found = cheapest_counts(kinds, supplies, 6.0, 1)
+        assert found is not None and (sum(found[0]), found[1]) == (6, 0.0)
+
+
+def test_the_mix_costs_no_more_than_the_answer_of_the_plan() -> None:
+    """Two GPUs carry more for their number than one, and where a few are needed cost more with the spare."""
+    ways = [candidate(1), candidate(2, LAW.scaled(0.45)), candidate(4, LAW.scaled(0.4))]
+    plan = planner.plan(question(25.0, price_per_gpu_hour=2.0), ways)
+    assert plan.answer.candidate.gpus == 1 and {fleet.candidate.gpus for fleet in worth_mixing(plan.fleets)} == {1, 2}
+    mix = mixed(plan, {}, {})
+    assert mix.cost_per_hour <= 2.0 * plan.answer.gpus
+    assert dict(mix.alone) == {"g": mix.cost_per_hour}
 
 
 def test_two_scarce_types_together_serve_what_neither_can_alone() -> None:

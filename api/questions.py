@@ -37,6 +37,7 @@ COMMANDS = ("plan", "capacity", "predict", "whatif", "simulate", "share", "sessi
 """The commands that are offered, in the order of the documentation."""
 LISTS = ("gpu", "precision", "tp", "layout", "engine", "daily")
 """Options whose text is a comma-separated list: a question may have them as a list."""
+TEXT_OR_NUMBER = [{"type": "string"}, {"type": "number"}]
 NOT_OFFERED = (
     "json_",
     "time_limit",
@@ -118,9 +119,9 @@ def _schema(key: str, option: click.Option) -> dict[str, Any]:
         form = {"type": "integer" if isinstance(kind, IntParamType) else "number", **_bounds(kind, FIELDS.get(key))}
     elif key in LISTS:
         entry = {"type": ["string", "number"]}
-        form = {"anyOf": [{"type": "string"}, {"type": "array", "items": entry, "minItems": 1}]}
+        form = {"anyOf": [*TEXT_OR_NUMBER, {"type": "array", "items": entry, "minItems": 1}]}
     elif key == "price":  # one for all GPUs, or of each
-        form = {"anyOf": [{"type": "string"}, {"type": "number"}]}
+        form = {"anyOf": TEXT_OR_NUMBER}
     else:
         form = {"type": "string"}
     if option.multiple:

@@ -124,8 +124,10 @@ def test_every_option_is_a_key_or_left_out_on_purpose(name: str) -> None:
             assert (form["minimum"], form["maximum"]) == (bounds.low, bounds.high)
 
 
-def test_a_price_for_all_gpus_may_be_a_number() -> None:
-    answers = [JsonQuestion.of("plan", dict(QUESTION) | {"price": price}).answer(LIMIT_S) for price in (2, "2")]
+def test_a_price_for_all_gpus_and_one_tp_may_be_numbers() -> None:
+    asked = [dict(QUESTION) | {"price": number, "tp": number} for number in (2, "2")]
+    assert not any(refusal("plan", each) for each in asked)
+    answers = [JsonQuestion.of("plan", each).answer(LIMIT_S) for each in asked]
     costs = [json.loads(answer)["cost_per_hour"] for answer in answers if isinstance(answer, bytes)]
     assert len(costs) == 2 and costs[0] == costs[1] > 0
 

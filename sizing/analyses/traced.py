@@ -26,7 +26,7 @@ from sizing.simulator.recorded import Replayed, judged, limits_on_requests, repl
 from sizing.simulator.scheduler import Counts
 from sizing.token_law import TokenLaw
 from sizing.trace import DAY_S, HOUR_S, Trace, TraceError, hours
-from sizing.workload import METRICS, Lengths, Limit, Prefix, Sla
+from sizing.workload import LIMITED, METRICS, OF_REQUESTS, Lengths, Limit, Prefix, Sla
 
 FINE = 256
 """Larger fleets are sized to within one part in so many."""
@@ -138,7 +138,7 @@ def class_slas(trace: Trace, sla: Sla, given: Sequence[str]) -> tuple[Sla, ...]:
         limited = [metric for metric in METRICS if pairs.get(metric, NO_LIMIT) != NO_LIMIT]
         try:
             changed = [Limit.parse(metric, pairs[metric]) for metric in limited]
-            own[name] = Sla(*(limit for limit in sla.limits if limit.metric not in pairs), *changed)
+            own[name] = Sla(*(limit for limit in sla.given if limit.metric not in pairs), *changed)
         except ScenarioError as error:
             raise ScenarioError(f"--class {quoted(name)}: {error}") from None
     return tuple(own.values())
@@ -147,15 +147,17 @@ def class_slas(trace: Trace, sla: Sla, given: Sequence[str]) -> tuple[Sla, ...]:
 def loosest(slas: Sequence[Sla]) -> Sla:
     """What all requests together keep where each class keeps its SLA: the loosest limit on each metric that all limit.
 
-    If p of the requests of every class are within limits of L at most, so are p of all. Raises ScenarioError where
-    there is no such metric.
+    If p of the requests of every class are within limits of L at most, so are p of all. So it is with goodput, judged
+    by the limits that all have. Raises ScenarioError where there is no such metric.
     """
     common = []
-    for metric in METRICS:
+    for metric in LIMITED:
         limits = [limit for sla in slas if (limit := sla.on(metric))]
         if len(limits) == len(slas):
             lowest, longest_s = min(limit.percentile for limit in limits), max(limit.limit_s for limit in limits)
             common.append(Limit(metric, lowest, longest_s))
+    if not (all(sla.goodput for sla in slas) and any(limit.metric in OF_REQUESTS for limit in common)):
+        common = [limit for limit in common if limit.percentile and limit.metric != "goodput"]
     if not common:
         raise ScenarioError("the classes have no limit in common: give all of them one, for instance --e2e p95:600s")
     return Sla(*common)

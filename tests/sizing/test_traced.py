@@ -249,6 +249,45 @@ def test_limits_of_classes_stand_in_place_of_those_of_all() -> None:
     assert metrics == ["ttft"]
 
 
+GOODPUT = Sla(Limit("ttft", 95, 1.0), Limit("itl", 0, 0.03), Limit.goodput(99), Limit.rejected(1))
+
+
+def test_classes_keep_what_goodput_judges_by() -> None:
+    """Limits without a percentile count for goodput in every class; all together keep the loosest of them."""
+    trace = classed(traffic(1, 10.0, 0.1), 1)
+    assert class_slas(trace, GOODPUT, []) == (GOODPUT, GOODPUT) and loosest([GOODPUT, GOODPUT]) == GOODPUT
+    chat, code = class_slas(trace, GOODPUT, ["code:ttft=2s"])
+    assert (chat.within, code.within) == ((("ttft", 1.0), ("itl", 0.03)), (("ttft", 2.0), ("itl", 0.03)))
+    assert loosest([chat, code]) == code
+    _, code = class_slas(trace, GOODPUT, ["code:ttft=none,e2e=20s"])
+    assert loosest([chat, code]).within == (("itl", 0.03),)
+
+
+def test_goodput_that_not_all_classes_can_share_is_none_of_all() -> None:
+    """Nor is a limit that has no percentile in one of them, unless goodput judges by it."""
+    plain = Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, 0.02))
+    assert loosest([GOODPUT, plain]) == Sla(Limit("ttft", 95, 1.0))
+    apart = [
+        Sla(Limit("ttft", 0, 1.0), Limit.goodput(99), Limit.rejected(1)),
+        Sla(Limit("itl", 95, 0.02), GOODPUT.rejected),
+    ]
+    assert loosest(apart) == Sla(Limit.rejected(1))
+    both = [Sla(Limit("ttft", 0, 1.0), Limit.goodput(99)), Sla(Limit("e2e", 0, 9.0), Limit.goodput(99))]
+    with pytest.raises(ScenarioError, match="no limit in common"):
+        loosest(both)
+
+
+def test_a_fleet_for_classes_keeps_the_goodput_of_each() -> None:
+    trace = classed(traffic(2, 80.0, 0.02), 2)
+    sla = Sla(Limit("ttft", 0, 0.4), Limit("itl", 0, 0.015), Limit.goodput(95))
+    slas = class_slas(trace, sla, ["code:ttft=200ms"])
+    found = plan_trace(replace(asked(trace), sla=sla), trace, [candidate()], slas=slas)
+    assert found.plan.question.sla == sla
+    assert all(
+        part.goodput() >= 0.95 and part.sla == own for part, own in zip(found.replayed.classes, slas, strict=True)
+    )
+
+
 @pytest.mark.parametrize(
     ("texts", "why"),
     [

@@ -32,7 +32,7 @@ class Relaxation:
     `smallest`: the limit, to 3 digits rounded up, from which on `candidate` meets the SLA; replicas are then all but
     idle. `roomy`: the limit at which it carries half the load that it would without this limit. All three are None
     where no value helps, because other limits fail too. `percentile`: the limit as it was at the highest lower
-    percentile that some candidate keeps (`percentile_candidate`); None where no percentile does.
+    percentile that some candidate keeps (`percentile_candidate`); None where none does or the limit is kept as it is.
     """
 
     limit: Limit
@@ -52,19 +52,20 @@ class Together:
 
 
 def relaxations(question: Question, candidates: Sequence[Candidate]) -> tuple[Relaxation, ...]:
-    """For each limit of the SLA, in its order, the relaxation that suffices alone.
+    """For each limit of the SLA, in its order, the relaxation that suffices alone; none of the share of requests that
+    are rejected, of which the formula says nothing.
 
     Meant for an SLA that no candidate meets. A limit that is met comes back with the smallest value that still is.
     """
     idle = [_Idle(question, candidate) for candidate in candidates]
-    return tuple(_relaxed(limit, idle) for limit in question.sla.limits)
+    return tuple(_relaxed(limit, idle) for limit in question.sla.latencies)
 
 
 def together(question: Question, candidates: Sequence[Candidate]) -> Together | None:
     """The candidate whose worst miss is the least, and the limits it misses as it would keep them; None without one."""
     sla = question.sla
     idle = sorted((_Idle(question, candidate) for candidate in candidates), key=lambda each: each.worst(sla.limits))
-    nearest = next((each for each in idle if each.needs_s(sla.limits[0]) < math.inf), None)
+    nearest = next((each for each in idle if all(each.needs_s(limit) < math.inf for limit in sla.limits)), None)
     if nearest is None:
         return None
     missed = (limit for limit in sla.limits if nearest.needs_s(limit) > limit.limit_s)
@@ -128,10 +129,11 @@ class _Idle:
 def _relaxed(limit: Limit, idle: Sequence[_Idle]) -> Relaxation:
     """What would suffice if only `limit` were relaxed."""
     others = [each for each in idle[0].question.sla.limits if each != limit] if idle else []
-    by_percentile = next(_kept_percentiles(limit, others, idle), (None, None))
     best = _least_needing(limit, others, idle)
     if best is None:
         return Relaxation(limit)
+    missed = best.needs_s(limit) > limit.limit_s
+    by_percentile = next(_kept_percentiles(limit, others, idle), (None, None)) if missed else (None, None)
     smallest = replace(limit, limit_s=rounded_up(best.needs_s(limit)))
     return Relaxation(limit, smallest, _roomy(limit, smallest, best), best.candidate, *by_percentile)
 
@@ -151,8 +153,6 @@ def _kept_percentiles(
     limit: Limit, others: Sequence[Limit], idle: Sequence[_Idle]
 ) -> Iterator[tuple[Limit, Candidate]]:
     """The limit at each lower percentile, highest first, with a candidate that keeps it and all others."""
-    if limit.metric == "rejected":  # its percentile is what it allows
-        return
     for percentile in sorted((each for each in PERCENTILES if each < limit.percentile), reverse=True):
         lower = replace(limit, percentile=percentile)
         for each in sorted(idle, key=lambda each: each.formula_s(lower)):

@@ -12,7 +12,7 @@ from sizing import planner
 from sizing.analyses.relax import Relaxation, relaxations, rounded_up, together
 from sizing.plans import Candidate, NoFeasiblePlan
 from sizing.question import Question
-from sizing.workload import METRICS, Lengths, Limit, Sla, Workload
+from sizing.workload import METRICS, Arrivals, Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, candidate, question
 
 ENGINES = [candidate(), candidate(tp=2, law=LAW.scaled(0.6))]
@@ -65,6 +65,27 @@ def test_a_candidate_whose_cache_never_holds_a_request_is_no_way_to_meet_the_sla
     (nobody,) = relaxations(asked, [small])
     assert nobody.candidate is None and nobody.smallest is None
     assert together(asked, [small]) is None
+
+
+def test_no_way_out_is_offered_of_too_many_rejections() -> None:
+    """The formula knows none, so nothing can be read off it; and the limits that are kept need no other percentile."""
+    workload = Workload(Lengths(2000, 256), 20.0, queue_timeout_s=0.002)
+    kept = Limit("ttft", 95, 1.0), Limit("itl", 95, 0.03)
+    asked = Question("m", workload, Sla(*kept, Limit.rejected(1)))
+    assert not feasible(asked, ENGINES[0])
+    found = relaxations(asked, ENGINES[:1])
+    assert [way.limit for way in found] == [*kept]
+    assert all(way.smallest and way.smallest.limit_s < way.limit.limit_s and not way.percentile for way in found)
+    missed = with_limit(asked, Limit("e2e", 50, 0.5))
+    *_, way = relaxations(missed, ENGINES[:1])
+    assert not feasible(missed, ENGINES[0]) and feasible(with_limit(missed, loosened(way)), ENGINES[0])
+
+
+def test_bursts_that_are_turned_away_leave_no_limits_to_loosen_together() -> None:
+    """Their E2E has no end at p99, though it has one at p50."""
+    workload = Workload(Lengths(2000, 256), 20.0, queue_limit=1, arrivals=Arrivals("gamma", 5.0))
+    asked = Question("m", workload, Sla(Limit("ttft", 50, 1.0), Limit("e2e", 99, 9.0)))
+    assert together(asked, ENGINES[:1]) is None
 
 
 def test_the_candidate_named_is_one_that_does_it() -> None:

@@ -190,11 +190,14 @@ class TurnsByPlace:
 def session_question(model: str, load: SessionLoad, sla: Sla, **terms: Any) -> tuple[Question, TurnsByPlace]:
     """The question that candidates are surveyed on, every token found that was there before; and what turns are like.
 
-    `terms`: headroom, spare and prices of the `Question`. Raises ScenarioError for a limit on gaps between tokens.
+    `terms`: headroom, spare and prices of the `Question`. Raises ScenarioError for a limit on gaps between tokens, and
+    for one on later turns where none is ever sent.
     """
     if sla.gap:
         raise ScenarioError("gaps between tokens are not recorded in sessions: limit their ITL")
     turns = TurnsByPlace.of(load.sessions)
+    if turns.each == 1 and any(isinstance(limit, SessionLimit) and limit.of == "later_ttft" for limit in sla.limits):
+        raise ScenarioError("sessions have no later turn whose TTFT could be limited: each ends after its first")
     rate_per_s = load.sessions.rate_per_s
     if load.users is not None:  # a first guess, of sessions whose turns take a second
         rate_per_s = load.users / (load.sessions.turns * (load.sessions.think_s + 1.0))
@@ -618,7 +621,7 @@ def most_replicas(question: Question, candidate: Candidate, winner: Fleet) -> in
 
 def completed(runs: SessionRuns, fleet: Fleet) -> Fleet:
     """The fleet with its capacity, and the counts at the ends of the 90 % band of the law: every time of the engine
-    that much shorter, and that much longer."""
+    that much shorter, and that much longer. Runs are random, and an end may come out on the wrong side of the count."""
     capacity_per_s = most_turns_per_s(runs, fleet.working) / fleet.working
     factor = math.exp(Z90 * runs.candidate.relative_sigma)
     ends = []
@@ -626,11 +629,12 @@ def completed(runs: SessionRuns, fleet: Fleet) -> Fleet:
         replica = replace(runs.candidate.replica, law=runs.candidate.replica.law.scaled(scale))
         other = replace(runs, candidate=replace(runs.candidate, replica=replica), done={}, session_s=0.0)
         ends.append(smallest(other.meets, max(1, round(fleet.working * scale))))
+    low, high = ends
     planned_per_s = max(capacity_per_s * (1 - runs.question.headroom), fleet.load_per_s)
     return replace(
         fleet,
-        working_low=ends[0] or fleet.working,
-        working_high=ends[1],
+        working_low=min(low or fleet.working, fleet.working),
+        working_high=max(high, fleet.working) if high else None,
         capacity_per_s=capacity_per_s,
         requests_per_s_per_replica=planned_per_s,
     )

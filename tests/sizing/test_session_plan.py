@@ -18,6 +18,7 @@ from sizing.analyses.session_plan import (
     SessionPlan,
     SessionRuns,
     TurnsByPlace,
+    completed,
     plan_sessions,
     session_question,
     within_context,
@@ -143,6 +144,16 @@ def test_the_band_holds_the_count_and_is_open_where_a_slower_engine_cannot() -> 
     tight = Limit("itl", 95, 1.02 * found.predicted.itl.p95_s)
     unsure = replace(candidate(), relative_sigma=0.5)
     assert planned(SessionLoad(CHAT), unsure, sla=Sla(tight)).plan.answer.working_high is None
+
+
+def test_the_band_holds_the_count_where_runs_say_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the edge a run may miss the SLA that one of a slower engine keeps."""
+    question, _ = session_question("m", load := SessionLoad(replace(CHAT, rate_per_s=12.0)), LIMITS)
+    fleet = planned(load).plan.answer
+    ends = iter([fleet.working + 1, fleet.working - 1])
+    monkeypatch.setattr(session_plan, "smallest", lambda *_: next(ends))
+    found = completed(session_plan.SessionRuns(question, load, candidate(), 0, lambda _: None), fleet)
+    assert (found.working_low, found.working_high) == (fleet.working, fleet.working)
 
 
 # --- Theory and laws
@@ -312,6 +323,7 @@ def test_the_answer_tells_of_cache_and_tasks(capsys: pytest.CaptureFixture[str])
         (["--users", "5"], 2, "the SLA needs at least one limit"),
         (["--rate", "5", "--isl", "100", "--osl", "10", "--ttft", "p95:1s"], 2, "--turns goes with --users"),
         (["--users", "5", "--later-ttft", "fast"], 2, "--later-ttft 'fast': write it as"),
+        (["--users", "5", "--context-tokens", "1000", *LATER], 2, "sessions have no later turn"),
         (["--users", "5", "--later-ttft", "p95:1ms"], 3, "no configuration meets p95 TTFT of later turns"),
     ],
 )

@@ -110,7 +110,7 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
   10 to 30 % longer than first predicted: it is lost outside the engine, whose API server is one Python process that
   sends 128 tokens every 25 ms. The law has had a term for that since (`send_s`), whose form was found on those rows, so
   that they flatter it; GuideLLM's and the published open loops are its test: p95 TTFT of a stage left out had 34.1 % at
-  p90 without it and has 28.5 % with it. Of the dense server at the pace of GPUs and those on the CPU closed loops cover
+  p90 without it and has 28.7 % with it. Of the dense server at the pace of GPUs and those on the CPU closed loops cover
   lengths evenly; the other servers were measured before that, and at two users have 4 to 13 % more requests/s by luck
   of their lengths.
 - **Sessions on a prefix cache.** The same vLLM at the pace of GPUs, with prefix caching and a KV cache of three sizes:

@@ -247,6 +247,8 @@ def test_answers_that_were_not_streamed_tell_no_ttft(tmp_path: Path) -> None:
     whole = closed_loop(Law(osl=32, chunk=32))
     with pytest.raises(FileError, match="every answer came in one response; only streamed requests can be used"):
         measured(openai_export(whole), tmp_path)
+    few = measured(openai_export(closed_loop(Law(osl=8, chunk=8))), tmp_path)  # as a stream of large chunks may be
+    assert few.point.osl == 8
     found = json.loads(guidellm(whole))
     for request in found["benchmarks"][0]["requests"]["successful"]:
         request["info"]["timings"] |= {"first_token_iteration": None, "last_token_iteration": None}

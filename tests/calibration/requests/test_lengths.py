@@ -205,6 +205,8 @@ def test_a_data_set_is_what_its_texts_are(tmp_path: Path) -> None:
     assert {(r.prompt[:3], r.isl, r.osl) for r in found} == {("one", 5, 4), ("fiv", 1, 1)}
     assert plan.texts(encoder_of(None, False)).left_out == 1
     assert plan.summary() == Lengths(3, 2.5, 2 / 3, 0.6)
+    orders = {next(RequestSource(plan, None, False, (seed,)).requests()).prompt for seed in range(20)}
+    assert orders == {"one two three sum up:", "five"}  # a level may not get through a file: it begins anywhere
     forced = plan.model_copy(update={"osl": 40.0})
     assert {r.osl for r in islice(RequestSource(forced, None, False, (0,)).requests(), 4)} == {40}
 

@@ -207,7 +207,8 @@ def sizing_by_means(plan: Plan) -> str | None:
     if means is None:
         return None
     seen, blind = means.predicted, "The rule sees no single gaps: it takes the limit on them for one on the mean ITL."
-    arrivals = {"poisson": "Poisson", "gamma": "bursty", "batch": "bursty"}.get(question.workload.arrivals.kind, "evenly spaced")
+    kinds = {"poisson": "Poisson", "constant": "evenly spaced"}
+    arrivals = kinds.get(question.workload.arrivals.kind, "bursty")
     limit = seen.binding(question.sla)
     if seen.meets(question.sla):
         outcome = "they meet the SLA"

@@ -274,7 +274,8 @@ def _attention_per_token(
     known = (whole > 1e-12) & (tokens > 0)
     found = np.divide(alone * tokens * share, whole, out=mean.copy(), where=known)
     room = prefill_room(replica, demand, np.zeros(1))
-    bare_s, usual_s = iteration_s(replica, demand, np.zeros(2), room, room * np.array([0.0, demand.attention_per_token]))
+    attention = room * np.array([0.0, demand.attention_per_token])
+    bare_s, usual_s = iteration_s(replica, demand, np.zeros(2), room, attention)
     if usual_s > bare_s:
         longest_s = max(usual_s, WHILE_FULL * float(room[0]) / (rate_per_s * demand.prompt_tokens))
         most = demand.attention_per_token * (longest_s - bare_s) / (usual_s - bare_s)

@@ -275,8 +275,8 @@ def as_asked(report: Report) -> str:
     """What the sensitivities are to be held against."""
     found = report.answer
     start = (
-        "All else is unchanged; changes are relative: 25 % more than 20 % headroom is 25 %. None: no fleet meets the SLA "
-        "then, or there is no such value."
+        "All else is unchanged; changes are relative: 25 % more than 20 % headroom is 25 %. None: no fleet meets the "
+        "SLA then, or there is no such value."
     )
     return start if found is None else f"As asked: {number_of(found.gpus)} GPUs. {start}"
 

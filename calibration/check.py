@@ -175,7 +175,8 @@ def _users(count: float) -> str:
 @dataclass(frozen=True, slots=True)
 class Change:
     """One figure of one level, then and now: `change` as a share, `low` to `high` its 95 % interval, `p_value` the
-    probability of so large a change where nothing changed."""
+    probability of so large a change where nothing changed. `tellable`: False where the run then is too short by itself
+    for this figure, however long the one now is."""
 
     concurrency: float
     figure: str
@@ -186,6 +187,7 @@ class Change:
     high: float
     p_value: float
     verdict: Verdict
+    tellable: bool = True
 
     def __str__(self) -> str:
         scale, unit = (1.0, "") if self.figure == "requests_per_s" else (1000.0, " ms")
@@ -213,9 +215,10 @@ def compared(before: Sequence[Measurement], now: Sequence[Measurement], toleranc
         for place, figure in enumerate(FIGURES):
             then_value, now_value = getattr(old.point, figure), getattr(new.point, figure)
             if then_value and now_value:
-                error = math.hypot(error_of(old, place), error_of(new, place))
+                errors = error_of(old, place), error_of(new, place)
                 allowed = tolerance * LOOSER.get(figure, 1.0)
-                yield change(old.point.load_value, figure, (then_value, now_value), error, allowed)
+                found = change(old.point.load_value, figure, (then_value, now_value), math.hypot(*errors), allowed)
+                yield replace(found, tellable=math.expm1(NORMAL_95 * errors[0]) <= allowed)
 
 
 def change(users: float, figure: str, values: tuple[float, float], error: float, tolerance: float) -> Change:
@@ -283,7 +286,9 @@ class Check:
         if self.verdict == "changed":
             return f"run {self.before.id} no longer holds: {'; '.join(said)}"
         if self.verdict == "unsure":
-            return f"whether run {self.before.id} holds cannot be told, give more --minutes: {'; '.join(said)}"
+            told = all(each.tellable for each in self.changes if each.verdict == "unsure")
+            remedy = "give more --minutes" if told else f"run {self.before.id} was too short: calibrate anew"
+            return f"whether run {self.before.id} holds cannot be told, {remedy}: {'; '.join(said)}"
         return f"run {self.before.id} holds: no figure moved by more than {allowed}"
 
     def as_dict(self) -> dict[str, Any]:

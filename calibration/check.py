@@ -64,7 +64,9 @@ def check_command(name: str, url: str | None, tolerance: float, minutes: float |
     """Whether an old calibration still holds: measure its lowest and its highest level again, and compare.
 
     RUN is a number; DEPLOYMENT a model, or a run's or deployment's name as `list` and the points have it: then the
-    newest run of it whose points answers use counts. Exit code 0: it holds; 4: something changed; 2: it could not be told.
+    newest run of it whose points answers use.
+
+    Exit code 0: it holds; 4: something changed; 2: it could not be told.
     """
     store = Store()
     run = found_run(store, name)
@@ -97,7 +99,8 @@ def check_command(name: str, url: str | None, tolerance: float, minutes: float |
 
 
 def found_run(store: Store, name: str) -> Run:
-    """The run of this number, or of a deployment the newest whose points answers use, with a plan and a level to compare.
+    """The run of this number, or the newest of a deployment whose points answers use, with a plan and a level to
+    compare.
 
     Raises StoreError.
     """
@@ -116,7 +119,7 @@ def found_run(store: Store, name: str) -> Run:
             names = {run.label, *(each for one in deployments for each in (one.model, one.label))}
             if deployments and name.casefold() in (each.casefold() for each in names):
                 return run
-    raise StoreError(f"no measured run of {name!r} in the store whose points answers use: see python -m calibration list")
+    raise StoreError(f"no measured run of {name!r} whose points answers use: see python -m calibration list")
 
 
 def comparable(point: Point) -> bool:

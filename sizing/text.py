@@ -386,10 +386,13 @@ def tuned_line(tuned: Tuned) -> str:
 
 
 def mix_line(mix: Mix) -> str:
-    """The cheapest mix in one sentence."""
+    """The cheapest mix in one sentence; layouts where two groups have GPUs of one type."""
+    own = [group.fleet.candidate for group in mix.groups]
+    repeated = len({candidate.gpu for candidate in own}) < len(own)
+    names = [f"{candidate.gpu} {candidate.layout}" if repeated else candidate.gpu for candidate in own]
     groups = " + ".join(
-        f"{group.gpus} × {group.fleet.candidate.gpu} ({significant(group.load_per_s)} requests/s)"
-        for group in mix.groups
+        f"{group.gpus} × {name} ({significant(group.load_per_s)} requests/s)"
+        for group, name in zip(mix.groups, names, strict=True)
     )
     alone = ", ".join(f"{gpu} alone {'too few' if cost is None else significant(cost)}" for gpu, cost in mix.alone)
     return f"Cheapest mix: {groups}, {significant(mix.cost_per_hour)} per hour ({alone})"

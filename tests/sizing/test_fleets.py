@@ -30,6 +30,7 @@ from sizing.edge import BY_FORMULA, least
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan, Rejection
 from sizing.question import Question
+from sizing.text import mix_line
 from sizing.workload import Lengths, Limit, Routing, Sla, Workload
 from tests.sizing.engines import BATCHING, LAW, SLA, candidate, question
 
@@ -190,6 +191,10 @@ def test_two_scarce_types_together_serve_what_neither_can_alone() -> None:
     both = cheapest_mix(asked, fleets, scarce)
     assert {group.fleet.candidate.gpu for group in both.groups} == {"g", "h"}
     assert dict(both.alone) == {"g": None, "h": None}
+    assert " × g (" in mix_line(both) and " × h (" in mix_line(both)
+    pair = tuple(replace(both.groups[0], fleet=replace(fleets[0], candidate=candidate(tp))) for tp in (1, 2))
+    told = mix_line(replace(both, groups=pair))
+    assert " × g TP1 (" in told and " × g TP2 (" in told
     with pytest.raises(NoFeasiblePlan, match="too few"):
         cheapest_mix(asked, fleets, {"g": Supply(3.0, available=1), "h": Supply(1.0, available=1)})
     with pytest.raises(ScenarioError, match="price"):

@@ -18,7 +18,7 @@ from calibration.store import Store
 from calibration.store.bundle import import_bundle, import_measurements, is_bundle, read_bundle
 from calibration.store.database import clean
 from sizing.errors import PointsError
-from sizing.points import MOST_POINTS, Point, read_points
+from sizing.points import MOST_POINTS, REPLICAS, Point, read_points
 
 POINTS_TABLE = "points"
 MOST_UPLOAD_BYTES = 20 * 1000 * 1000
@@ -44,7 +44,10 @@ def read_file(file: Path, kind: str | None, said: Mapping[str, object], most: in
     for key in (level_key(item.point) for item in found):
         if key in seen:
             isl, osl, _, _, load_kind, value = key
-            raise FileError(f"{file}: two points at ISL {isl:g}, OSL {osl:g}, {load_kind} {value:g}: keep one of them")
+            of_one = ", of one of the replicas," if REPLICAS in _columns(file) else ""
+            raise FileError(
+                f"{file}: two points{of_one} at ISL {isl:g}, OSL {osl:g}, {load_kind} {value:g}: keep one of them"
+            )
         seen.add(key)
     return found
 
@@ -57,12 +60,17 @@ def nothing_said(what: str, said: Mapping[str, object]) -> None:
 
 
 def _is_points_table(file: Path) -> bool:
+    return {"load_kind", "load_value", "requests_per_s"} <= _columns(file)
+
+
+def _columns(file: Path) -> set[str]:
+    """What the first line names, if the file is a CSV."""
     try:
         with file.open(encoding="utf-8-sig") as text:
             head = text.readline(4096)
     except (OSError, UnicodeDecodeError):
-        return False
-    return {"load_kind", "load_value", "requests_per_s"} <= {*next(csv.reader([head.strip()]), [])}
+        return set()
+    return {*next(csv.reader([head.strip()]), [])}
 
 
 @dataclass(frozen=True, slots=True)

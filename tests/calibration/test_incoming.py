@@ -163,6 +163,15 @@ def test_a_level_that_stands_twice_is_named(store: Store) -> None:
         preview(store, Upload("x.csv", levels(50) + b"m,bf16,g,1,64,32,concurrency,7,3\n"))
 
 
+def test_levels_that_one_replica_sees_as_the_same_are_named_as_such(tmp_path: Path) -> None:
+    """Of four replicas each has one user where one or four of them ask."""
+    path = tmp_path / "x.csv"
+    rows = "".join(f"m,bf16,g,1,64,32,concurrency,{users},{users},4\n" for users in (1, 4, 16))
+    path.write_text(HEADER.replace("\n", ",replicas\n") + rows)
+    with pytest.raises(FileError, match=r"two points, of one of the replicas, at ISL 64, OSL 32, concurrency 1: keep"):
+        incoming.read_file(path, None, {})
+
+
 @pytest.mark.parametrize("kind", ["points", "perf-analyzer", "perf-analyzer json", "guidellm"])
 def test_too_many_points_are_refused_before_they_are_looked_at(
     store: Store, kind: str, monkeypatch: pytest.MonkeyPatch

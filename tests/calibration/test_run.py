@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from calibration.errors import Cancelled, ClientLimitedError, NothingAnswered, PlanError, ServerError
@@ -140,6 +141,18 @@ def test_open_loops_of_every_kind(url: str, store: Store, tmp_path: Path) -> Non
     for point in points:
         assert point.isl == pytest.approx(6, rel=0.05)
         assert point.e2e_mean_s > FAST.ttft_s + 3 * FAST.itl_s  # type: ignore[operator]
+
+
+def test_a_trace_is_replayed_in_its_order(url: str, store: Store, tmp_path: Path) -> None:
+    """Whose length falls due when is part of what is replayed; in a closed loop any order will do."""
+    rows = "".join(f"{n / 20},{5 + n},4\n" for n in range(20))
+    (tmp_path / "trace.csv").write_text(f"arrival_s,isl,osl\n{rows}")
+    loads = f"server: {{url: '{url}'}}\nclient: {{self_check: false}}\nlengths: [{{trace: trace.csv}}]\nreplay: [1]"
+    run_id = run(parse_plan(loads, folder=tmp_path), store)
+    (point,) = store.points(run_id)
+    log = store.log(run_id, level_key(point))
+    assert log is not None
+    assert log.isl[np.argsort(log.intended_s)].tolist() == list(range(5, 25))
 
 
 def test_levels_that_could_not_be_told_apart_are_refused() -> None:

@@ -100,6 +100,13 @@ def test_a_window_and_a_scale(traffic: Path, capsys: pytest.CaptureFixture[str])
     assert (code, out) == (2, "") and "only 0 requests arrive from 20:00 to 21:00: the trace ends at 0" in err
 
 
+def test_a_refused_trace_has_its_own_arrivals(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*PLAN, str(traffic), "--trace-window", "00:00..01:00", "--ttft", "p95:1ms", "--json"]
+    code, out, _ = run([word for word in asked if not word.startswith("--ttft=")], capsys)
+    inputs = {row["key"]: row["value"] for row in json.loads(out)["report"]["inputs"]}
+    assert code == 3 and inputs["arrivals"] == "as recorded"
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [

@@ -283,6 +283,8 @@ MOST_POINTS = 100_000
 MOST_BYTES = 50_000_000
 LONGEST_LINE = 100_000
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+KEPT_UP = 0.95
+"""Share of the rate offered in an open loop from which a server kept up with it."""
 REPLICAS = "replicas"
 """A further column of tables from elsewhere: replicas behind the endpoint that was measured."""
 NEEDED = ("model", "precision", "gpu", "tp", "isl", "osl", "load_kind", "load_value", "requests_per_s")

@@ -22,7 +22,7 @@ from calibration.metrics.measurement import PERCENTILES, samples_needed, told
 from calibration.plan import Level
 from calibration.records import Ints, Load, Measurement, RequestLog
 from sizing.numbers import Floats
-from sizing.points import Point, Verdict
+from sizing.points import KEPT_UP, Point, Verdict
 from sizing.workload import Lengths, lognormal_tokens
 
 # --- A point from a file's summary of a whole run: the tool's own figures, where single requests are unknown
@@ -31,8 +31,6 @@ from sizing.workload import Lengths, lognormal_tokens
 # still differs. Every tool's rate is requests over the whole run, start and drain included.
 
 SHORTFALL = 0.02
-KEPT_UP = 0.95
-"""Share of an offered rate below which a server fell behind it, where nothing is known of how long it was offered."""
 LATE_SHARE_OF_TTFT = 0.05
 ERROR_SHARE = 0.01
 BUSY_SHARE = (0.9, 1.05)

@@ -32,6 +32,7 @@ Quantiles = tuple[float, float]
 LEAST_QUANTILE = 2.0**-60
 """The normal law has no length at 0."""
 EVENLY = (np.arange(4096) + 0.5) / 4096
+"""Quantiles at which means are taken where no formula has them."""
 ROUNDING_COUNTS = 2.0
 """Mean of a lognormal law, in tokens, below which rounding to whole ones, and to at least 1, moves it by up to 6 %."""
 

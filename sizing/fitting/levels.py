@@ -27,7 +27,7 @@ from sizing.engine import (
     known_lookahead,
 )
 from sizing.numbers import Floats
-from sizing.points import UNTOLD, Deployment, Point, Protocol
+from sizing.points import KEPT_UP, UNTOLD, Deployment, Point, Protocol
 from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, ReplayRun, closed_run
 from sizing.simulator.sampling import evenly_cached
 from sizing.workload import Arrivals, Seconds, Tokens
@@ -586,7 +586,7 @@ def distinct(points: Sequence[Point]) -> int:
 
 
 def is_stable(point: Point) -> bool:
-    """True for an open loop that kept up with the rate it was offered, within 5 %.
+    """True for an open loop that kept up with the rate it was offered, see `KEPT_UP`.
 
     Requests that were still decoding when the measurement ended are no backlog: load x (OSL - 1) ITL, by Little's law.
     """
@@ -594,7 +594,7 @@ def is_stable(point: Point) -> bool:
         return False
     decoding = point.load_value * (point.osl - 1) * (point.itl_mean_s or 0.0)
     cut_off_per_s = decoding / point.duration_s if point.duration_s else 0.0
-    return point.requests_per_s + cut_off_per_s >= 0.95 * point.load_value
+    return point.requests_per_s + cut_off_per_s >= KEPT_UP * point.load_value
 
 
 def busiest(points: Sequence[Point]) -> int:

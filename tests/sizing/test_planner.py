@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
+from sizing.analyses.sensitivity import sensitivities
 from sizing.catalog import Layout, models
+from sizing.cli.tables import sensitivity_table
 from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
@@ -21,9 +23,10 @@ from sizing.explain import most_per_s
 from sizing.library import plan as plan_of
 from sizing.planner import configuration
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan
-from sizing.prediction import Prediction, Quantiles
+from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.question import Question, Setting
 from sizing.simulator import simulate
+from sizing.text import sizing_by_means, working
 from sizing.workload import Arrivals, Lengths, Limit, Prefix, Sla, Workload
 from validation.evidence.gpu_counts import scenario
 
@@ -177,6 +180,28 @@ def test_the_rule_of_means_buys_less_and_misses_the_sla() -> None:
     assert plan.mean_based is not None
     assert plan.mean_based.gpus < plan.answer.gpus
     assert not plan.mean_based.predicted.meets(SLA)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "named"), [("poisson", "Poisson"), ("batch:size=8", "bursty"), ("constant", "evenly spaced")]
+)
+def test_the_rule_of_means_is_told_with_the_arrivals_it_is_blind_to(arrivals: str, named: str) -> None:
+    asked = question(rate=200.0, headroom=0.0, spare=0)
+    asked = dataclasses.replace(asked, workload=dataclasses.replace(asked.workload, arrivals=Arrivals.parse(arrivals)))
+    plan = planner.plan(asked, [candidate()])
+    assert plan.mean_based is not None
+    told = dataclasses.replace(plan.mean_based, predicted=saturated(1.2, "simulation"))
+    assert f"with {named} arrivals" in str(sizing_by_means(dataclasses.replace(plan, mean_based=told)))
+
+
+def test_one_replica_is_one_and_what_has_no_value_is_no_failed_sla() -> None:
+    """A quarter more than 80 % headroom is 100 %."""
+    plan = planner.plan(question(rate=0.1, headroom=0.8, spare=0), [candidate()])
+    assert "so 1 replica of 1 GPU" in working(plan)
+    rows = sensitivities(plan.question, plan.answer)
+    assert rows[-1].name == "headroom" and rows[-1].effects[-1].gpus is None
+    table = sensitivity_table(rows, plan.answer)
+    assert [list(column.cells)[-1] for column in table.columns][-1] == "none"
 
 
 def test_the_rule_of_means_knows_what_a_prefix_cache_finds() -> None:

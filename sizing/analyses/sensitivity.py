@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sizing.catalog import Layout
 from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed, load_response
 from sizing.engine import Batching, Replica
 from sizing.errors import ScenarioError
@@ -201,16 +202,17 @@ def tune(question: Question, candidate: Candidate) -> Tuned:
     """The batch limit and token budget (chunk size) with which the candidate needs the fewest replicas.
 
     First the batch limit, then the token budget at the best batch limit, then the batch limit again: every power of
-    two by formula; the best is verified by simulation and kept only if the simulation finds it better by `WORTH`. The
-    memory for the KV cache is kept as it is: a token budget far above the given one may cost some of it. A batch limit
-    beyond what was measured is extrapolated, and the fleet's warnings say so.
+    two by formula; the best is verified by simulation and kept only if the simulation finds it better by `WORTH`. What
+    is tried is the setting of a rank or stage, of which the replica has the sum. The memory for the KV cache is kept as
+    it is: a token budget far above the given one may cost some of it. A batch limit beyond what was measured is
+    extrapolated, and the fleet's warnings say so.
     """
     before = size(question, candidate, BY_SIMULATION)
     setting = question.setting(before.working if isinstance(before, Fleet) else 1)
     tried: dict[Batching, float] = {}
     best = candidate.replica.batching
     for ways in (batch_limits, token_budgets, batch_limits):
-        best = better(candidate, setting, [best, *ways(best)], tried)
+        best = better(candidate, setting, [best, *ways(best, candidate.layout)], tried)
     trials = tuple(TriedSetting(batching, rate) for batching, rate in tried.items())
     changed = with_batching(candidate, best)
     after = before if best == candidate.replica.batching else size(question, changed, BY_SIMULATION)
@@ -220,17 +222,17 @@ def tune(question: Question, candidate: Candidate) -> Tuned:
     return Tuned(changed, after, before, gain, trials)
 
 
-def batch_limits(batching: Batching) -> Iterator[Batching]:
+def batch_limits(batching: Batching, layout: Layout) -> Iterator[Batching]:
     """The same rule with every batch limit."""
     for limit in BATCH_LIMITS:
-        yield replace(batching, max_batch_size=limit)
+        yield replace(batching, max_batch_size=limit * layout.dp)
 
 
-def token_budgets(batching: Batching) -> Iterator[Batching]:
+def token_budgets(batching: Batching, layout: Layout) -> Iterator[Batching]:
     """The same rule with every token budget; none where the policy has no budget that matters."""
     if batching.policy != "static":
         for budget in TOKEN_BUDGETS:
-            yield replace(batching, token_budget=budget)
+            yield replace(batching, token_budget=budget * layout.lanes)
 
 
 def better(candidate: Candidate, setting: Setting, ways: Sequence[Batching], tried: dict[Batching, float]) -> Batching:

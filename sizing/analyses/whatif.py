@@ -368,13 +368,16 @@ class ChunkedPrefill:
     chunk: int
 
     def apply(self, setup: Setup) -> Setup:
-        """The policy and the token budget change; the law of an iteration stays."""
+        """The policy and the token budget change; the law of an iteration stays. Every rank and stage is set so, and
+        the replica's budget is that of all."""
         if self.chunk < 0:
             raise ScenarioError(f"chunked_prefill: chunk must be 0 (off) or more tokens, got {self.chunk}")
         replica = setup.candidate.replica
         if self.chunk:
-            batching = replace(replica.batching, policy="chunked", token_budget=self.chunk)
+            lanes = setup.candidate.layout.lanes
+            batching = replace(replica.batching, policy="chunked", token_budget=self.chunk * lanes)
             line = f"prompts are computed in chunks of up to {self.chunk:,} tokens an iteration, decodes beside them"
+            line += f", in each of {lanes} ranks and stages" if lanes > 1 else ""
         else:
             longest = math.ceil(setup.question.workload.lengths.isl)
             budget = max(replica.batching.token_budget, longest)
@@ -443,7 +446,8 @@ class Lora:
     rank: int = 16
 
     def apply(self, setup: Setup) -> Setup:
-        """Each sequence reads its adapter at every step; the adapters take memory; their kernels take time a layer."""
+        """Each sequence reads its adapter at every step, in its own rank, while the other ranks read theirs; the
+        adapters take memory; their kernels take time a layer."""
         if self.adapters < 0 or self.rank < 0:
             raise ScenarioError(f"lora: adapters and rank must be 0 or more, got {self.adapters} and {self.rank}")
         if not self.adapters * self.rank:
@@ -453,7 +457,7 @@ class Lora:
         kv_tokens = refilled(setup, sheet, sheet, taken_bytes=self.adapters * one_bytes)
         law = replica.law.with_values(
             overhead_s=replica.law.overhead_s + sheet.model.layers * LAYER_S,
-            sequence_s=replica.law.sequence_s + one_bytes / sheet.gpu.bandwidth_bytes_per_s,
+            sequence_s=replica.law.sequence_s + one_bytes / sheet.gpu.bandwidth_bytes_per_s / sheet.layout.dp,
         )
         return setup.changed(
             f"{self.adapters} LoRA adapters of rank {self.rank} on the attention matrices, {one_bytes / 1e6:.1f} MB "
@@ -648,14 +652,16 @@ def read_weights(law: StepLaw, share: float, sheet: Sheet) -> StepLaw:
 def refilled(setup: Setup, before: Sheet, after: Sheet, *, taken_bytes: float = 0.0) -> int:
     """Tokens of the KV cache when the weights of `before` make place for those of `after`.
 
-    `taken_bytes`: what else now lies in the memory of each GPU. Raises DoesNotFit if not one request fits.
+    `taken_bytes`: what else now lies in the memory of each GPU. Each rank has a cache of its own, and the replica's is
+    that of all. Raises DoesNotFit if not one request fits.
     """
     batching, lengths = setup.candidate.replica.batching, setup.question.workload.lengths
     if batching.kv_tokens >= UNLIMITED:
         return batching.kv_tokens
     freed = (before.weight_bytes - after.weight_bytes - taken_bytes) * OF_FREE
-    tokens = int((batching.kv_tokens * before.token_bytes + freed) / after.token_bytes)
-    if (lacking := lengths.isl + lengths.osl - tokens) > 0:
+    ranks = before.layout.dp
+    tokens = int((batching.kv_tokens * before.token_bytes + ranks * freed) / after.token_bytes)
+    if (lacking := lengths.isl + lengths.osl - tokens / ranks) > 0:
         missing = lacking * after.token_bytes / OF_FREE
         where = f"{after.model.name} {after.precision} on {after.gpu.id} {after.layout}"
         raise DoesNotFit(f"{where} with this change needs {missing / 1e9:.1f} GB more per GPU", missing)

@@ -49,6 +49,14 @@ def test_tuning_never_makes_it_worse() -> None:
     assert max(trial.capacity_per_s for trial in tuned.tried) > 0
 
 
+@pytest.mark.parametrize(("layout", "ranks"), [(Layout(dp=4, ep=4), 4), (Layout(1, pp=4), 1)])
+def test_what_is_tried_is_the_setting_of_a_rank_or_stage(layout: Layout, ranks: int) -> None:
+    """Up to 512 sequences in each rank, which stages share, and up to 16,384 tokens in each of four ranks or stages."""
+    tried = [trial.batching for trial in tune(question(60.0), replace(candidate(), layout=layout)).tried]
+    assert max(batching.max_batch_size for batching in tried) == 512 * ranks
+    assert max(batching.token_budget for batching in tried) == 16_384 * 4
+
+
 def test_sensitivities_go_the_way_they_must() -> None:
     """Longer requests, more load, more headroom and tighter limits never need fewer GPUs."""
     asked = question(200.0)

@@ -18,6 +18,7 @@ from sizing.analyses.whatif import (
     Setup,
     Sparse,
     Speculative,
+    adapter_bytes,
     read_weights,
     reading_s,
     sheet_of,
@@ -31,7 +32,7 @@ from sizing.estimate import estimate
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.queueing import predict
 from sizing.workload import Lengths, Workload
-from tests.sizing.whatif_cases import LENGTHS, QUESTION, QWEN, after
+from tests.sizing.whatif_cases import LENGTHS, MIXTURE, QUESTION, QWEN, after
 
 # Reading the weights.
 
@@ -129,6 +130,28 @@ def test_adapters_cost_time_and_memory_by_rank(rank: int, adapters: int) -> None
     assert replica.law.sequence_s - was.law.sequence_s == pytest.approx(one_bytes / 4.8e12, rel=1e-6)
     lost = (was.batching.kv_tokens - replica.batching.kv_tokens) * sheet_of(candidate).token_bytes
     assert lost == pytest.approx(0.9 * adapters * one_bytes, abs=2 * sheet_of(candidate).token_bytes)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=8, ep=8), Layout(2, dp=4, ep=8)])
+def test_each_rank_holds_every_adapter_and_reads_those_of_its_own_sequences(layout: Layout) -> None:
+    candidate = estimate(MIXTURE, "h200_sxm", layout, "bf16", LENGTHS, engine="trtllm")
+    was, sheet = candidate.replica, sheet_of(candidate)
+    replica = after(Lora(adapters=8, rank=16), candidate).candidate.replica
+    one_bytes = adapter_bytes(sheet, 16)
+    added_s = replica.law.sequence_s - was.law.sequence_s
+    assert added_s * layout.dp == pytest.approx(one_bytes / sheet.gpu.bandwidth_bytes_per_s, rel=1e-6)
+    lost = (was.batching.kv_tokens - replica.batching.kv_tokens) * sheet.token_bytes
+    assert lost == pytest.approx(0.9 * 8 * one_bytes * layout.dp, abs=2 * sheet.token_bytes)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=8, ep=8), Layout(4, pp=2)])
+def test_a_chunk_is_that_of_a_rank_or_stage(layout: Layout) -> None:
+    """An estimate's engines are set to 8,192 tokens: asking for that changes nothing, half of it halves the budget."""
+    candidate = estimate(MIXTURE, "h200_sxm", layout, "bf16", LENGTHS, engine="trtllm")
+    assert after(ChunkedPrefill(8192), candidate).candidate == candidate
+    halved = after(ChunkedPrefill(4096), candidate)
+    assert halved.candidate.replica.batching.token_budget == candidate.replica.batching.token_budget / 2
+    assert f"in each of {layout.lanes} ranks and stages" in halved.assumptions[0]
 
 
 def test_reuse_changes_the_workload_only(bf16: Candidate) -> None:

@@ -25,7 +25,7 @@ from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import DoesNotFit
 from sizing.estimate import estimate
 from sizing.plans import Candidate, Fleet, Rejection
-from tests.sizing.whatif_cases import LENGTHS, QUESTION, QWEN, after
+from tests.sizing.whatif_cases import LENGTHS, MIXTURE, QUESTION, QWEN, after
 
 # Precision and TP.
 
@@ -52,6 +52,13 @@ def test_timed_changes_land_near_the_law_timed_there(change: WhatIf, tp: int, pr
         assert here.law.decode_s(batch, kv_tokens) == pytest.approx(there.law.decode_s(batch, kv_tokens), rel=0.1)
     assert here.law.prefill_alone_s(2000) == pytest.approx(there.law.prefill_alone_s(2000), rel=0.1)
     assert here.batching.kv_tokens == pytest.approx(there.batching.kv_tokens, rel=0.1)
+
+
+@pytest.mark.parametrize("layout", [Layout(8, ep=8), Layout(dp=8, ep=8), Layout(2, dp=4, ep=8), Layout(4, pp=2)])
+def test_the_cache_of_every_layout_grows_to_what_is_estimated_there(layout: Layout) -> None:
+    bf16, fp8 = (estimate(MIXTURE, "h200_sxm", layout, form, LENGTHS, engine="trtllm") for form in ("bf16", "fp8"))
+    here = after(AtPrecision("fp8"), bf16).candidate.replica
+    assert here.batching.kv_tokens == pytest.approx(fp8.replica.batching.kv_tokens, rel=0.02)
 
 
 def test_there_and_back_is_where_we_were(bf16: Candidate) -> None:

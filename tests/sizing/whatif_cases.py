@@ -8,6 +8,7 @@ from sizing.question import Question
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 QWEN = "Qwen/Qwen3-32B"
+MIXTURE = "Qwen/Qwen3-235B-A22B"
 LENGTHS = Lengths(2000, 256)
 SLA = Sla(Limit.parse("ttft", "p95:2s"), Limit.parse("itl", "p95:60ms"))
 QUESTION = Question(QWEN, Workload(LENGTHS, 20), SLA)

@@ -20,6 +20,7 @@ from api.forked import Lost
 from api.questions import JsonQuestion, Refused, load, misfit, refusal, schema
 from api.workers import Full, Workers
 from sizing import catalog
+from sizing.catalog import Layout
 from sizing.errors import TimeLimitReached, one_line
 from sizing.files import version
 
@@ -70,12 +71,24 @@ FLEET = ("gpus", "gpus_low", "gpus_high", "replicas", "spare", "gpu", "tp", "pp"
 SIZES = ("tp", "pp", "dp", "ep")
 OF_ALL = ("goodput", "rejected_share")
 """Shares of all requests, where they were asked for or are not nothing."""
+BAND = ("gpus_low", "gpus_high")
 
 
 def line_of(fleet: Mapping[str, Any]) -> Answer:
-    """A fleet in one line, with the figures that it has."""
+    """A fleet in one line, with the figures that it has; a shared fleet has no band."""
     figures = {key: fleet[key] for key in (*FLEET, "requests_per_s_per_gpu", "basis") if key in fleet}
-    return {key: value for key, value in figures.items() if not (key in SIZES and value == 1)}
+    banded = figures.get("gpus_low") is not None
+    return {
+        key: value
+        for key, value in figures.items()
+        if not (key in SIZES and value == 1) and (banded or key not in BAND)
+    }
+
+
+def label_of(rejection: Mapping[str, Any]) -> str:
+    """GPU, layout, precision and engine of what was left out."""
+    layout = Layout(*(rejection[size] for size in SIZES))
+    return " ".join(filter(None, (rejection["gpu"], str(layout), rejection["precision"], rejection["engine"])))
 
 
 def milliseconds(predicted: Mapping[str, Mapping[str, float | None]]) -> Answer:
@@ -94,22 +107,79 @@ def refused(answer: Mapping[str, Any]) -> Answer:
     return {
         "feasible": False,
         "why": answer["why"],
-        "nearest": [f"{each['gpu']} {each['precision']}: {each['why']}" for each in answer["rejected"][:LISTED]],
+        "nearest": left_out(answer),
     }
+
+
+def left_out(answer: Mapping[str, Any]) -> list[str]:
+    """The first configurations that were left out, and why."""
+    return [f"{label_of(each)}: {each['why']}" for each in answer["rejected"][:LISTED]]
+
+
+def picked(found: Mapping[str, Any], *keys: str) -> Answer:
+    """Those of the keys that are there."""
+    return {key: found[key] for key in keys if key in found}
+
+
+def served(workload: Mapping[str, Any]) -> Answer:
+    """What one of several workloads sees on the fleet that they share."""
+    told = picked(workload, "name", "rate_per_s", "priority", "binding", "warnings")
+    return told | {"predicted": milliseconds(workload["predicted"])}
+
+
+def pools(found: Mapping[str, Any]) -> Answer:
+    """Prefill and decode in pools of their own, or why there are none."""
+    if "prefill" not in found:
+        return {"feasible": False, "why": found["why"]}
+    return {
+        **picked(found, "gpus", "gpus_low", "gpus_high", "verified_by", "assumptions"),
+        **{pool: line_of(found[pool]) for pool in ("prefill", "decode")},
+        "predicted": milliseconds(found.get("predicted", {})),
+    }
+
+
+def tuned(found: Mapping[str, Any]) -> Answer:
+    """The engine settings found, and the fleet with them."""
+    told = picked(found, "policy", "max_batch_size", "token_budget", "gain")
+    return told | {"fleet": found["fleet"] and line_of(found["fleet"])}
+
+
+BESIDE: Mapping[str, Callable[[Any], Any]] = {
+    "workloads": lambda found: [served(each) for each in found],
+    "sessions": lambda found: picked(
+        found, "sessions_in_flight", "sessions_per_s", "turns_per_s", "hit_rate", "gpus_per_100_in_flight"
+    ),
+    "disaggregated": pools,
+    "mix": lambda found: found | {"groups": [line_of(each) | picked(each, "load_per_s") for each in found["groups"]]},
+    "daily": lambda found: {
+        **picked(found, "gpu_hours", "constant_gpu_hours", "saved"),
+        "gpus_by_hour": [hour["gpus"] for hour in found["hours"]],
+    },
+    "tuned": tuned,
+    "goodput_price": lambda found: found,
+    "verification": lambda found: found["why"],
+}
+"""What a plan has beside its count where that was asked for, in the figures that one would quote."""
+
+
+def beside(answer: Mapping[str, Any]) -> Answer:
+    """What was asked for beside the count."""
+    return {key: brief(answer[key]) for key, brief in BESIDE.items() if answer.get(key)}
 
 
 def briefly(answer: Mapping[str, Any]) -> Answer:
     """A plan in the figures that one would quote."""
     if answer.get("feasible") is False:
         return refused(answer)
-    told = ("sentence", "working", "binding", "source", "verified_by", "cost_per_hour", *OF_ALL)
+    told = ("sentence", "working", "binding", "tightest", "source", "verified_by", "cost_per_hour", *OF_ALL)
     return {
         "feasible": True,
-        **{key: answer[key] for key in told if key in answer},
+        **picked(answer, *told),
         **line_of(answer),
-        "predicted": milliseconds(answer["predicted"]),
+        **({"predicted": milliseconds(answer["predicted"])} if "predicted" in answer else {}),
+        **beside(answer),
         "warnings": answer["warnings"],
-        "alternatives": [line_of(fleet) for fleet in answer["alternatives"][:LISTED]],
+        "alternatives": [line_of(fleet) for fleet in answer.get("alternatives", ())[:LISTED]],
     }
 
 
@@ -123,16 +193,18 @@ async def explain(workers: Workers, given: Mapping[str, Any]) -> Answer:
     answer = await asked(workers, "plan", given)
     if answer.get("feasible") is False:
         return refused(answer)
-    means = answer["mean_based"]
+    means = answer.get("mean_based")
+    band = f"{answer['gpus_low']} to {answer['gpus_high'] or 'no limit'} GPUs (90 %)"
     return {
-        **{key: answer[key] for key in ("sentence", "working", "binding", "basis", "source")},
-        "band": f"{answer['gpus_low']} to {answer['gpus_high'] or 'no limit'} GPUs (90 %)",
+        **picked(answer, "sentence", "working", "binding", "tightest", "basis", "source"),
+        **({} if answer["gpus_low"] is None else {"band": band}),
+        **beside(answer),
         "sized_by_means": means and {"gpus": means["gpus"], "why": means["why"]},
         "gpus_if_changed": [
             {"what": row["name"], "changes": {f"{each['change']:+.0%}": each["gpus"] for each in row["effects"]}}
             for row in answer.get("sensitivity", ())
         ],
-        "left_out": [f"{each['gpu']} {each['precision']}: {each['why']}" for each in answer["rejected"][:LISTED]],
+        "left_out": left_out(answer),
         "warnings": answer["warnings"],
     }
 
@@ -143,8 +215,7 @@ async def capacity(workers: Workers, given: Mapping[str, Any]) -> Answer:
     if answer.get("feasible") is False:
         return refused(answer)
     told = ("rate_per_s", "rate_low_per_s", "rate_high_per_s", "unused_gpus", "binding", "source", "warnings", *OF_ALL)
-    figures = {key: answer[key] for key in told if key in answer}
-    return {**line_of(answer), **figures, "predicted": milliseconds(answer["predicted"])}
+    return {**line_of(answer), **picked(answer, *told), "predicted": milliseconds(answer["predicted"])}
 
 
 async def compare(workers: Workers, given: Mapping[str, Any]) -> Answer:

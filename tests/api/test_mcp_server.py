@@ -100,6 +100,71 @@ def test_plans_are_compared_and_fleets_asked_what_they_carry(talk: Callable[[Con
     talk(conversation)
 
 
+def test_a_fleet_that_several_workloads_share_is_told_with_what_each_of_them_sees(
+    talk: Callable[[Conversation], None],
+) -> None:
+    kinds = ["chat:isl=2000,osl=256,rate=5,ttft=p95:1s,itl=p95:30ms", "code:isl=1000,osl=50,rate=2,ttft=p95:500ms"]
+    asked = {key: QUESTION[key] for key in ("model", "gpu", "precision", "tp", "engine")} | {"workload": kinds}
+
+    async def conversation(client: Client) -> None:
+        whole = json.loads(JsonQuestion.of("plan", asked).answer(LIMIT_S))  # type: ignore[arg-type]
+        told = await said(client, "plan", **asked)
+        assert told["gpus"] == whole["gpus"] and told["tightest"] == whole["tightest"]
+        assert "gpus_low" not in told  # such a count has no band
+        for one, seen in zip(told["workloads"], whole["workloads"], strict=True):
+            assert (one["name"], one["binding"]) == (seen["name"], seen["binding"])
+            assert one["predicted"]["ttft_ms"]["p95"] == pytest.approx(
+                1000 * seen["predicted"]["ttft"]["p95_s"], abs=0.05
+            )
+        why = await said(client, "explain", **asked)
+        assert why["workloads"] == told["workloads"] and "band" not in why
+        both = await said(client, "compare", cases={"shared": asked, "alone": QUESTION})
+        assert both["cases"]["shared"] == told and both["cases"]["alone"]["feasible"]
+
+    talk(conversation)
+
+
+def test_what_is_asked_for_beside_the_count_is_told(talk: Callable[[Conversation], None]) -> None:
+    of_a_day = {key: value for key, value in QUESTION.items() if key != "rate"} | {"daily": [*[5] * 12, *[20] * 12]}
+    both = {"gpu": ["h200_sxm", "h100_sxm"], "mix": True, "price": "h200_sxm=3.5,h100_sxm=2"}
+
+    async def conversation(client: Client) -> None:
+        for asked, key in (
+            (QUESTION | {"disaggregated": True}, "disaggregated"),
+            (QUESTION | both, "mix"),
+            (of_a_day, "daily"),
+            (QUESTION | {"tune": True}, "tuned"),
+            (QUESTION | {"goodput_price": True}, "goodput_price"),
+        ):
+            whole = json.loads(JsonQuestion.of("plan", asked).answer(LIMIT_S))[key]  # type: ignore[arg-type]
+            told = (await said(client, "plan", **asked))[key]
+            if key == "disaggregated":
+                assert told["gpus"] == whole["gpus"] == told["prefill"]["gpus"] + told["decode"]["gpus"]
+            elif key == "mix":
+                assert told["cost_per_hour"] == whole["cost_per_hour"]
+                assert [each["gpus"] for each in told["groups"]] == [each["gpus"] for each in whole["groups"]]
+            elif key == "daily":
+                assert told["gpus_by_hour"] == [hour["gpus"] for hour in whole["hours"]]
+            elif key == "tuned":
+                assert told["fleet"]["gpus"] == whole["fleet"]["gpus"] and told["token_budget"] == whole["token_budget"]
+            else:
+                assert told == whole
+            assert (await said(client, "explain", **asked))[key] == told
+
+    talk(conversation)
+
+
+def test_what_was_left_out_is_told_apart(talk: Callable[[Conversation], None]) -> None:
+    async def conversation(client: Client) -> None:
+        nearest = (await said(client, "plan", **QUESTION | {"itl": "p95:1ms", "tp": "1,2"}))["nearest"]
+        assert {" ".join(each.partition(":")[0].split()[1:]) for each in nearest} == {
+            "TP1 fp8 trtllm",
+            "TP2 fp8 trtllm",
+        }
+
+    talk(conversation)
+
+
 def test_names_are_listed(talk: Callable[[Conversation], None]) -> None:
     async def conversation(client: Client) -> None:
         assert QUESTION["model"] in (await said(client, "list", what="models", containing="qwen3"))["models"]

@@ -33,6 +33,8 @@ BITS: Mapping[Precision, float] = MappingProxyType(
 """Bits a weight takes, scales included: NVFP4 has an 8-bit scale per 16 weights, MXFP4 one per 32."""
 CATALOG = resource("data/catalog")
 NEAREST = 3
+CONTEXT = 4096
+"""Tokens over which windows and states of fixed size are spread, in `Model.kv_values_per_token`."""
 
 _Positive = Annotated[float, Field(gt=0)]
 _Count = Annotated[int, Field(ge=1)]
@@ -77,7 +79,9 @@ class Model:
     `active_parameters`: those a token passes through (all, if dense). `unrouted`: share of a mixture's experts that a
     token does not pass through (0, if dense). `checkpoint`: precision of the published
     weights. `kv_heads`: over how many GPUs the KV cache can be split (1 for latent attention).
-    `kv_values_per_token`: numbers a token leaves in the KV cache, over all layers, at a context of 4,096.
+    `kv_values_per_token`: numbers a token leaves in the KV cache, over all layers, at a context of CONTEXT.
+    `state_values`: numbers of 16 bits that a sequence keeps whatever its length, in layers with a recurrent state;
+    their share of a token at that context is in `kv_values_per_token`.
     `max_context_tokens`: longest prompt and output together, None = not known.
     `timings`: engine -> GPUs for which the kernel database was checked to serve this model.
     """
@@ -94,6 +98,7 @@ class Model:
     kv_heads: _Count
     head_size: _Count
     kv_values_per_token: _Count
+    state_values: Annotated[int, Field(ge=0)] = 0
     max_context_tokens: _Count | None = None
     timings: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 

@@ -25,6 +25,7 @@ HEADER = f"""\
 # parameters: counted from layer shapes, embeddings included; of several modalities, those of the language model.
 # active_parameters: without the table of which a token takes a row, where the output has another.
 # unrouted: share of a mixture's experts that a token does not pass through.
+# state_values: what a sequence keeps whatever its length, of which kv_values_per_token has the 4,096th part.
 # checkpoint: precision of the published weights (of the experts, where there are any).
 # max_context_tokens: max_position_embeddings of that configuration, the model's longest prompt and output together.
 # timings: engine -> GPUs on which the library's support matrix passes for aggregated serving.
@@ -85,6 +86,7 @@ def entry(model: Model, served: dict[str, list[str]]) -> str:
         *([f"  unrouted: {round(model.unrouted, 8)}"] if model.kind == "moe" else []),
         *(f"  {key}: {getattr(model, key)}" for key in ("layers", "heads", "kv_heads", "head_size")),
         f"  kv_values_per_token: {model.kv_values_per_token}",
+        *([f"  state_values: {model.state_values}"] if model.state_values else []),
     ]
     rows = [f"    {engine}: [{', '.join(served[engine])}]" for engine in BACKENDS if served.get(engine)]
     return "\n".join([*lines, *(["  timings:", *rows] if rows else [])])

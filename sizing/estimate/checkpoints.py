@@ -21,12 +21,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from sizing import catalog
-from sizing.catalog import BITS, OWN, Model, Precision
+from sizing.catalog import BITS, CONTEXT, OWN, Model, Precision
 from sizing.errors import CatalogueError, first_fault, quoted
 from sizing.files import json_object
 
-CONTEXT = 4096
-"""Tokens over which windows and states of fixed size are spread, in `kv_values_per_token`."""
 MOST_BYTES = 4 * 2**20
 """Of a configuration: those with a format for every layer take 3 MB."""
 MOST_LAYERS = 1024
@@ -72,7 +70,10 @@ class _Keys(BaseModel):
     # Layers that attend to the last tokens only, and what is different about their heads.
     window: _Size | None = _key("sliding_window", default=None)
     use_window: bool = _key("use_sliding_window", default=True)
-    window_pattern: _Size | None = _key("sliding_window_pattern", "_sliding_window_pattern", default=None)
+    window_pattern: _Size | Annotated[str, Field(pattern=r"^[LG]{1,64}$")] | None = _key(
+        "sliding_window_pattern", "_sliding_window_pattern", default=None
+    )
+    full_first: _Number = _key("max_window_layers", default=0)
     window_layers: _Listed | None = _key("hybrid_layer_pattern", default=None)
     window_heads: _Size | None = _key("swa_num_attention_heads", default=None)
     window_kv_heads: _Size | None = _key("swa_num_key_value_heads", default=None)
@@ -82,6 +83,8 @@ class _Keys(BaseModel):
 
     # What each layer is.
     layer_types: _Listed | None = None
+    full_marks: _Listed | None = _key("attn_type_list", default=None)
+    full_layers: _Listed | None = _key("attn_layer_indices", default=None)
     full_interval: _Size | None = _key("full_attention_interval", default=None)
     pattern: Annotated[str, Field(max_length=MOST_LAYERS)] | None = _key("hybrid_override_pattern", default=None)
     block_types: _Listed | None = _key("layers_block_type", default=None)
@@ -121,7 +124,7 @@ class _Keys(BaseModel):
     )
     expert_inner: _Size | None = _key("moe_intermediate_size", "expert_intermediate_size", default=None)
     expert_hidden: _Size | None = _key("moe_latent_size", "routed_expert_hidden_size", default=None)
-    shared: _Number = _key("n_shared_experts", "num_shared_experts", default=0)
+    shared: _Number = _key("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0)
     shared_inner: _Number = _key(
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
@@ -130,9 +133,9 @@ class _Keys(BaseModel):
         default=0,
     )
     dense_beside_experts: bool = _key("enable_moe_block", default=False)
-    first_dense: _Number = _key("first_k_dense_replace", default=0)
+    first_dense: _Number = _key("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0)
     moe_every: _Size | _Listed = _key("moe_layer_freq", default=1)
-    moe_step: _Size = _key("decoder_sparse_step", "interleave_moe_layer_step", default=1)
+    moe_step: _Size = _key("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
     dense_layers: _Listed = _key("mlp_only_layers", default=[])
     feed_types: _Listed | None = _key("mlp_layer_types", default=None)
 
@@ -159,11 +162,16 @@ IMPLIED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gemma4_text": {"tie_word_embeddings": True},
         "cohere": {"tie_word_embeddings": True},
         "cohere2": {"tie_word_embeddings": True, "sliding_window_pattern": 4},
+        "gpt_bigcode": {"tie_word_embeddings": True},
+        "starcoder2": {"tie_word_embeddings": True},
         "llama4_text": {"n_shared_experts": 1},
         "qwen3_next": {"attn_output_gate": True},
     }
 )
 """What a model's class in transformers supplies where its published file is silent, by `model_type`."""
+UNREAD = ("attn_layer_period", "mamba_d_ssm", "lru_width", "hidden_size_per_layer_input")
+"""Keys of layers that are not counted here: of Jamba, Falcon-H1, RecurrentGemma, and Gemma with a table of embeddings
+for each layer. Read without them, their size and cache would be several times off."""
 UNGATED = ("gpt2", "gpt_neox", "gpt_bigcode", "gptj", "starcoder2", "falcon", "phi", "opt", "bloom", "mpt", "nemotron")
 """Model types whose feed-forward layers are two matrices; those of all others are three, one of them a gate."""
 
@@ -239,12 +247,11 @@ def describe(
     """
     try:
         keys = _Keys.model_validate(_flat(config))
+        layers = list(_layers(keys))
+        return _model(keys, layers, model_id, name, packed)
     except ValidationError as error:
         fault = first_fault(error)
         raise CatalogueError(f"{model_id}, key {fault.key!r}: {fault.reason}") from None
-    try:
-        layers = list(_layers(keys))
-        return _model(keys, layers, model_id, name, packed)
     except _Unusable as error:
         raise CatalogueError(f"{model_id}, {error}") from None
 
@@ -256,7 +263,8 @@ class _Unusable(Exception):
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """The language model's keys, those of the whole where it has none, and what its class implies.
 
-    null is no value, and neither is a head of size 0, which configurations of latent attention have.
+    null is no value, and neither is a head of size 0, which configurations of latent attention have. Where all heads
+    share one key and value, the number of these may be left out.
     """
     inner: Mapping[str, Any] = next(
         (found for name in ("text_config", "llm_config") if isinstance(found := config.get(name), Mapping)), {}
@@ -266,6 +274,10 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
         del given["head_dim"]
     blocks = given.get("layers_block_type")  # in place of a number of layers
     counted = {"num_hidden_layers": len(blocks)} if isinstance(blocks, list) else {}
+    if given.get("multi_query") is True and not {"num_key_value_heads", "num_kv_heads"} & {*given}:
+        counted["num_kv_heads"] = 1
+    if unread := next((key for key in UNREAD if given.get(key)), None):
+        raise _Unusable(f"key {unread!r}: layers of this kind are not known")
     kind = given.get("model_type")
     return {**counted, **(IMPLIED.get(kind, {}) if isinstance(kind, str) else {}), **given}
 
@@ -292,6 +304,7 @@ def _model(keys: _Keys, layers: Sequence[_Layer], model_id: str, name: str, pack
         kv_heads=1 if keys.latent or keys.compress_ratios else keys.kv_heads or attends[0].kv_heads,
         head_size=round(_head_size(keys)),
         kv_values_per_token=round(math.fsum(layer.values(CONTEXT) for layer in layers) / CONTEXT),
+        state_values=0 if keys.compress_ratios else round(math.fsum(layer.state_values for layer in layers)),
         max_context_tokens=keys.context,
     )
 
@@ -365,6 +378,11 @@ def _kinds(keys: _Keys) -> list[tuple[str, str]]:
         return _named(keys.pattern or keys.block_types or (), _BLOCKS, "hybrid_override_pattern")
     if keys.layer_types:
         return _named(_of_all(keys, keys.layer_types, "layer_types"), _KINDS, "layer_types")
+    if keys.full_marks:
+        marks = _of_all(keys, keys.full_marks, "attn_type_list")
+        return [("full" if mark else "lightning", "ffn") for mark in marks]
+    if keys.full_layers:
+        return [("full" if index in keys.full_layers else "mamba", "ffn") for index in range(keys.layers)]
     if keys.compress_ratios:
         return [("compressed", "ffn")] * keys.layers
     if keys.linear:
@@ -379,8 +397,11 @@ def _kinds(keys: _Keys) -> list[tuple[str, str]]:
         every = keys.full_interval
         return [("linear" if (index + 1) % every else "full", "ffn") for index in range(keys.layers)]
     if keys.window and keys.use_window:
-        every = keys.window_pattern or keys.layers + 1
-        return [("window" if (index + 1) % every else "full", "ffn") for index in range(keys.layers)]
+        pattern = keys.window_pattern or "L"
+        if not isinstance(pattern, str):
+            pattern = "L" * (pattern - 1) + "G"
+        local = [index >= keys.full_first and pattern[index % len(pattern)] == "L" for index in range(keys.layers)]
+        return [("window" if each else "full", "ffn") for each in local]
     return [("full", "ffn")] * keys.layers
 
 
@@ -502,6 +523,13 @@ def _linear(keys: _Keys, index: int) -> _Layer:
     return _Layer(float(weights), state_values=STATE_VALUES * state + (keys.convolution - 1) * convolved)
 
 
+def _lightning(keys: _Keys, index: int) -> _Layer:
+    """The linear attention of MiniMax-01 (arXiv:2501.08313): a square matrix per head as state, and a gate."""
+    size = _plain_head_size(keys)
+    width = keys.heads * size
+    return _Layer(5.0 * keys.hidden * width, state_values=float(STATE_VALUES * width * size))
+
+
 def _delta(keys: _Keys, index: int) -> _Layer:
     """The delta rule with a gate for each channel of Kimi Linear."""
     given = keys.linear or {}
@@ -536,6 +564,7 @@ _MIXERS = MappingProxyType(
         "window": _window,
         "compressed": _compressed,
         "linear": _linear,
+        "lightning": _lightning,
         "delta": _delta,
         "mamba": _mamba,
         "none": _nothing,
@@ -607,6 +636,8 @@ def _checkpoint(keys: _Keys, packed: Mapping[str, Any]) -> Precision:
     """The format of most of the bytes: of several formats the one with the fewest bits, which is the experts'."""
     beside = packed.get("quantization")
     told = [*_formats(keys.quantization), *_formats(beside if isinstance(beside, Mapping) else {})]
+    if keys.quantization.get("quant_method") and not told:
+        raise _Unusable("key 'quantization_config.quantized_layers': missing, and so is hf_quant_config.json")
     if keys.expert_dtype == "fp4" and "nvfp4" not in told:
         told.append("mxfp4")
     return min(told, key=BITS.__getitem__, default="bf16")
@@ -636,8 +667,8 @@ def _format(method: str, given: Mapping[str, Any]) -> Precision:
         return "int4"
     if method == "bitsandbytes" and given.get("load_in_4bit"):
         return "int4"
-    if method.endswith(("nvfp4", "mxfp4")):  # w4a16_nvfp4: the weights alone
-        return "nvfp4" if method.endswith("nvfp4") else "mxfp4"
+    if "nvfp4" in method or "mxfp4" in method:  # also w4a16_nvfp4, of the weights alone, and nvfp4_awq
+        return "nvfp4" if "nvfp4" in method else "mxfp4"
     if method.startswith(("fp8", "fbgemm_fp8", "mxfp8")):
         blocks = given.get("weight_block_size") or method.startswith("mxfp8") or "pb" in method
         return "fp8_block" if blocks else "fp8"

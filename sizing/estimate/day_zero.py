@@ -16,6 +16,7 @@ from sizing import catalog
 from sizing.catalog import (
     BITS,
     BUS_BYTES_PER_S,
+    CONTEXT,
     Gpu,
     Layout,
     Model,
@@ -123,9 +124,11 @@ def timed_of(row: Mapping[str, str]) -> Timed:
 
 
 def memory_of(row: Mapping[str, str]) -> Memory:
-    """Memory of one GPU of a row."""
+    """Memory of one GPU of a row. The kernel database leaves the states of some models out."""
     fixed, budget_token, *sequence = (float(row[name]) for name in BYTES)
-    return Memory(row["engine"], gpus()[row["gpu"]].memory_bytes, fixed, budget_token, tuple(sequence))
+    memory = Memory(row["engine"], gpus()[row["gpu"]].memory_bytes, fixed, budget_token, tuple(sequence))
+    model = catalog.models().get(row["model"])
+    return memory.with_states(state_bytes(model, layout_of(row))) if model and model.state_values else memory
 
 
 def row_of(key: Key, timed: Timed) -> dict[str, str]:
@@ -189,9 +192,11 @@ def roofline(
 
     Raises DoesNotFit if the weights leave no room for one request's KV cache.
     """
-    weight_bytes, token_bytes = held_bytes(model, layout, precision)
+    weight_bytes, _ = held_bytes(model, layout, precision)
     free_bytes = (gpu.memory_bytes - weight_bytes - RESERVED_BYTES) * MEMORY_FRACTION
-    missing = token_bytes * (lengths.isl + lengths.osl) - free_bytes
+    length = lengths.isl + lengths.osl
+    sequence_bytes = growth_bytes(model, layout, precision) * length + state_bytes(model, layout)
+    missing = sequence_bytes - free_bytes
     if missing > 0:
         raise DoesNotFit(
             f"{model.name} {precision} on {gpu.id} {layout} needs "
@@ -199,24 +204,37 @@ def roofline(
             missing / MEMORY_FRACTION,
         )
     law = roofline_law(model, gpu, layout, precision)
-    return Replica(law, replace(batching, kv_tokens=int(free_bytes / token_bytes)))
+    return Replica(law, replace(batching, kv_tokens=int(free_bytes / sequence_bytes * length)))
 
 
 def held_bytes(model: Model, layout: Layout, precision: Precision) -> tuple[float, float]:
-    """Bytes of the weights, and of a token's KV cache, on one GPU: each rank has its own attention, all share the
-    experts."""
-    cache_bytes = 2.0 if precision in ("bf16", "int4", "mxfp4") else 1.0
-    token_bytes = model.kv_values_per_token * cache_bytes / min(layout.tp, model.kv_heads) / layout.pp
+    """Bytes of the weights, and of a token's KV cache at a context of CONTEXT, on one GPU: each rank has its own
+    attention, all share the experts."""
+    token_bytes = growth_bytes(model, layout, precision) + state_bytes(model, layout) / CONTEXT
     routed = routed_parameters(model)
     parameters = (model.parameters - routed) / (layout.tp * layout.pp) + routed / layout.gpus
     return parameters * BITS[precision] / 8, token_bytes
+
+
+def growth_bytes(model: Model, layout: Layout, precision: Precision) -> float:
+    """Bytes by which a token lengthens a sequence's KV cache on one GPU; of layers with a window at a context of
+    CONTEXT."""
+    cache_bytes = 2.0 if precision in ("bf16", "int4", "mxfp4") else 1.0
+    values = model.kv_values_per_token - model.state_values / CONTEXT
+    return values * cache_bytes / min(layout.tp, model.kv_heads) / layout.pp
+
+
+def state_bytes(model: Model, layout: Layout) -> float:
+    """Bytes that a sequence keeps on one GPU whatever its length, at any precision of weights and cache."""
+    return 2.0 * model.state_values / layout.tp / layout.pp
 
 
 def roofline_law(model: Model, gpu: Gpu, layout: Layout, precision: Precision) -> StepLaw:
     """Reading the weights and the KV cache at a share of the bandwidth; 2 FLOPs a parameter and token; attention's
     4 FLOPs per head dimension and pair of tokens, in bf16; what TP exchanges, over the link."""
     reached, tp = EFFICIENCY[model.kind], layout.tp
-    weight_bytes, token_bytes = held_bytes(model, replace(layout, pp=1), precision)
+    whole = replace(layout, pp=1)
+    weight_bytes, _ = held_bytes(model, whole, precision)
     width = model.heads * model.head_size
     link = gpu.link_bytes_per_s * (1.0 if gpu.link_bytes_per_s > BUS_BYTES_PER_S else PCIE_SHARE)
     exchange_s = EXCHANGED_BYTES * model.layers * width * (tp - 1) / tp / link
@@ -224,8 +242,8 @@ def roofline_law(model: Model, gpu: Gpu, layout: Layout, precision: Precision) -
         weights_s=weight_bytes / (gpu.bandwidth_bytes_per_s * reached.weights),
         overhead_s=reached.layer_s * model.layers,
         token_s=2 * model.active_parameters / tp / (gpu.peak_flops_per_s(precision) * reached.arithmetic) + exchange_s,
-        sequence_s=0.0,
-        kv_token_s=token_bytes / (gpu.bandwidth_bytes_per_s * reached.cache),
+        sequence_s=state_bytes(model, whole) / (gpu.bandwidth_bytes_per_s * reached.cache),
+        kv_token_s=growth_bytes(model, whole, precision) / (gpu.bandwidth_bytes_per_s * reached.cache),
         attention_s=4 * model.layers * width / tp / (gpu.peak_flops_per_s("bf16") * reached.arithmetic),
         prefill_s=reached.prompt_layer_s * model.layers,
         unread=1 - model.active_parameters / model.parameters if model.unrouted else 0.0,

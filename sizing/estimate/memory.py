@@ -14,6 +14,8 @@ BUDGET = 8192
 """Token budget at which `fixed_bytes` is known."""
 LEAST_BUDGET = 1024
 """Below this budget activations shrink no further."""
+UNCOUNTED = 0.01
+"""Of the cache of the shortest sequence: what at most would be left of it without tokens."""
 OF_FREE = MappingProxyType({"trtllm": 0.9})
 """TensorRT-LLM gives this share of the memory left after weights and activations to the KV cache (its default)."""
 OF_TOTAL = MappingProxyType({"vllm": 0.9, "sglang": 0.88})
@@ -41,6 +43,13 @@ class Memory:
         if self.backend in OF_FREE:
             return (self.capacity_bytes - fixed) * OF_FREE[self.backend]
         return self.capacity_bytes * OF_TOTAL[self.backend] - fixed
+
+    def with_states(self, state_bytes: float) -> Memory:
+        """Of a model of which each sequence keeps so much on a GPU whatever its length, where that is not counted yet:
+        where the cache of a sequence is in proportion to its tokens."""
+        if self.sequence_bytes(0) > UNCOUNTED * self.sequence_bytes_at[0]:
+            return self
+        return replace(self, sequence_bytes_at=tuple(size + state_bytes for size in self.sequence_bytes_at))
 
     def staged(self, stages: int, weight_bytes: float) -> Memory:
         """Of a GPU that holds one of `stages` equal parts of the layers; all of them hold `weight_bytes` a GPU."""

@@ -191,6 +191,80 @@ NEMOTRON_H_56B = {
     "mlp_hidden_act": "relu2",
     "hybrid_override_pattern": "M-M-M-M*-" + "M-M-M-M-M*-" * 9 + "M-M-M-M-M-"[:10],
 }
+MINIMAX_TEXT_01 = {
+    "model_type": "minimax_text_01",
+    "hidden_size": 6144,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 200064,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 2,
+    "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 10,
+}
+BAMBA_9B = {
+    "model_type": "bamba",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "attn_layer_indices": [9, 18, 27],
+    "mamba_n_heads": 128,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+}
+STARCODER = {
+    "model_type": "gpt_bigcode",
+    "n_embd": 6144,
+    "n_head": 48,
+    "n_layer": 40,
+    "n_inner": 24576,
+    "n_positions": 8192,
+    "multi_query": True,
+    "vocab_size": 49152,
+}
+STARCODER_2_3B = {
+    "model_type": "starcoder2",
+    "hidden_size": 3072,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 2,
+    "vocab_size": 49152,
+    "sliding_window": 4096,
+}
+EXAONE_4_32B = {
+    "model_type": "exaone4",
+    "hidden_size": 5120,
+    "intermediate_size": 27392,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 102400,
+    "sliding_window": 4096,
+    "sliding_window_pattern": "LLLG",
+}
+ERNIE_45_21B = {
+    "model_type": "ernie4_5_moe",
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "vocab_size": 103424,
+    "tie_word_embeddings": True,
+    "moe_intermediate_size": 1536,
+    "moe_num_experts": 64,
+    "moe_k": 6,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+}
 """Figures of the models' config.json on Hugging Face."""
 
 PUBLISHED = [
@@ -205,6 +279,12 @@ PUBLISHED = [
     ("Granite 3.1 8B", GRANITE_8B, 8.17, 8.17),
     ("OLMo 2 7B", OLMO_2_7B, 7.3, 7.3),
     ("Gemma 3 4B", GEMMA_3_4B, 3.88, 3.88),
+    ("MiniMax-Text-01", MINIMAX_TEXT_01, 456, 45.9),
+    ("Bamba 9B", BAMBA_9B, 9.78, 9.78),
+    ("StarCoder", STARCODER, 15.5, 15.5),
+    ("StarCoder2 3B", STARCODER_2_3B, 3.03, 3.03),
+    ("EXAONE 4.0 32B", EXAONE_4_32B, 32.0, 32.0),
+    ("ERNIE 4.5 21B A3B", ERNIE_45_21B, 21.8, 3 + 0.26),  # the table of words is the output's, too
 ]
 """Billions of parameters, and those that a token passes through, of the models' cards."""
 
@@ -239,6 +319,10 @@ def test_catalogued_configurations_have_their_published_size(name: str) -> None:
         (GPT_OSS_20B, 2 * 12 * 8 * 64 * (1 + 128 / 4096)),
         (GEMMA_3_4B, 2 * 4 * 256 * (5 + 29 * 1024 / 4096)),
         (LLAMA_4_SCOUT, 2 * 48 * 8 * 128),
+        (STARCODER, 2 * 40 * 128),
+        ({**EXAONE_4_32B, "sliding_window": 1024}, 2 * 8 * 128 * (16 + 48 * 1024 / 4096)),
+        ({**LLAMA_8B, "sliding_window": 1024, "max_window_layers": 28}, 2 * 8 * 128 * (28 + 4 * 1024 / 4096)),
+        (MINIMAX_TEXT_01, 2 * 10 * 8 * 128 + 70 * 2 * 64 * 128 * 128 / 4096),
     ],
 )
 def test_the_cache_is_what_each_kind_of_layer_keeps(config: dict[str, Any], values: float) -> None:
@@ -253,6 +337,7 @@ def test_layers_without_a_cache_keep_a_state_whose_share_falls_with_the_context(
     state = 2 * 256 * 64 * 256 + 3 * (256 * 64 + 2 * 8 * 256)
     expected = 2 * pattern.count("*") * 8 * 128 + pattern.count("M") * state / 4096
     assert found.kv_values_per_token == pytest.approx(expected, abs=1)
+    assert found.state_values == pattern.count("M") * state
 
 
 @pytest.mark.parametrize(
@@ -267,6 +352,8 @@ def test_layers_without_a_cache_keep_a_state_whose_share_falls_with_the_context(
         ({"quant_method": "gptq", "bits": 4}, "int4"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_MXFP4_FP8"}, "mxfp4"),
         ({"config_groups": {"a": {"weights": {"num_bits": 8, "type": "float"}}}}, "fp8"),
         ({"config_groups": {"a": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}, "nvfp4"),
         ({"config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}}}, "int4"),
@@ -359,6 +446,10 @@ def test_bundled_configurations_have_their_published_size() -> None:
         ({"kv_lora_rank": 512}, "'qk_nope_head_dim'"),
         ({"quantization_config": {"quant_method": "sorcery"}}, "'sorcery'"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "in 3 bits"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}}, "quantized_layers'"),
+        ({"attn_layer_period": 8, "attn_layer_offset": 4}, "'attn_layer_period'"),
+        ({"hidden_size_per_layer_input": 256}, "'hidden_size_per_layer_input'"),
+        ({"sliding_window": 1024, "sliding_window_pattern": "LXG"}, "'sliding_window_pattern"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_key(change: dict[str, Any], part: str) -> None:

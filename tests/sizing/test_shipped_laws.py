@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sizing.catalog import PRECISIONS, Layout, gpus, models
+from sizing.catalog import PRECISIONS, Layout, Precision, gpus, models
 from sizing.engine import Batching, StepLaw
 from sizing.errors import CatalogueError, DoesNotFit
 from sizing.estimate import ENGINES, estimate, kernels, timed_engines
@@ -21,7 +21,9 @@ from sizing.estimate.day_zero import (
     LAWS,
     RANKS_SIGMA,
     ROOFLINE_SIGMA,
+    held_bytes,
     layout_of,
+    memory_of,
     read_rows,
     roofline,
     roofline_law,
@@ -99,6 +101,44 @@ def test_shipped_laws_are_those_fitted_now(key) -> None:
     for name in COLUMNS:
         if again[name] != stored[name]:
             assert float(again[name]) == pytest.approx(float(stored[name]), rel=1e-3), name
+
+
+def test_states_are_those_that_the_library_counts_where_it_counts_them() -> None:
+    """Of the gated delta rule it does, of Mamba-2 it does not: a sequence of no length then still takes its state."""
+    counted = uncounted = 0
+    for model in (model for model in models().values() if model.state_values and "Kimi" not in model.id):
+        for (_, layout, _, _), cells in rows(model.id).items():
+            if cells["why_not"]:
+                continue
+            short, long = (float(cells[f"kv_{length}_bytes"]) for length in KV_LENGTHS[:2])
+            by_library = short - (long - short) / (KV_LENGTHS[1] - KV_LENGTHS[0]) * KV_LENGTHS[0]
+            state = 2 * model.state_values / layout.tp
+            assert memory_of(cells).sequence_bytes(0) == pytest.approx(state, rel=1e-4)
+            if by_library > 0.01 * short:
+                assert by_library == pytest.approx(state, rel=1e-4)
+                counted += 1
+            else:
+                uncounted += 1
+    assert counted > 100 < uncounted
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_roofline_holds_a_state_for_each_sequence_however_short(precision: Precision) -> None:
+    """Qwen3-Next: 36 layers of 48 keep a state in 32 bits, of 32 heads of 128 by 128, whatever the precision."""
+    model, chip = models()["Qwen/Qwen3-Next-80B-A3B-Instruct"], gpus()["b200_sxm"]
+    short, long = Lengths(100, 10), Lengths(1000, 100)
+    held = {
+        lengths: roofline(model, chip, Layout(2), precision, lengths, BATCHING).batching.kv_tokens / lengths.isl / 1.1
+        for lengths in (short, long)
+    }
+    free = (chip.memory_bytes - held_bytes(model, Layout(2), precision)[0] - 5 * 2**30) * 0.9
+    state = 36 * 4 * 32 * 128 * 128 / 2
+    assert free / held[short] > state
+    growth = (free / held[long] - free / held[short]) / 990
+    assert free / held[short] - 110 * growth == pytest.approx(state, rel=0.05)  # with the inputs of a convolution
+    law = roofline_law(model, chip, Layout(2), precision)
+    read_s = state / (chip.bandwidth_bytes_per_s * EFFICIENCY["moe"].cache)
+    assert law.sequence_s == pytest.approx(read_s, rel=0.05)
 
 
 def timed() -> Timed:

@@ -76,7 +76,7 @@ def sentence(plan: Plan) -> str:
     """
     fleet, question = plan.answer, plan.question
     load = plan.serves or f"to serve {significant(question.workload.rate_per_s)} requests/s"
-    return f"You need {fleet.gpus} × {fleet.candidate.gpu} {load} of {fleet.candidate.model}"
+    return f"You need {fleet.gpus:,} × {fleet.candidate.gpu} {load} of {fleet.candidate.model}"
 
 
 def working(plan: Plan) -> str:
@@ -85,13 +85,13 @@ def working(plan: Plan) -> str:
     rate = question.workload.rate_per_s
     per_replica = fleet.requests_per_s_per_replica
     headroom = f" ({percent(question.headroom)} headroom kept)" if question.headroom else ""
-    spare = f", + {fleet.spare} spare = {fleet.replicas}" if fleet.spare else ""
+    spare = f", + {fleet.spare:,} spare = {fleet.replicas:,}" if fleet.spare else ""
     each, replicas = gpus(fleet.candidate.gpus), "replica" if fleet.replicas == 1 else "replicas"
     more = fleet.working > question.replicas_at(fleet.capacity_per_s)
-    so = f"but fewer than {fleet.working} miss the SLA:" if more else "so"
+    so = f"but fewer than {fleet.working:,} miss the SLA:" if more else "so"
     return (
         f"{significant(rate)} requests/s ÷ {significant(per_replica)} per replica{headroom} = "
-        f"{rate / per_replica:.2f}, {so} {fleet.working}{spare} {replicas} of {each} "
+        f"{rate / per_replica:,.2f}, {so} {fleet.working:,}{spare} {replicas} of {each} "
         f"({fleet.candidate.layout}, {fleet.candidate.precision}) = {gpus(fleet.gpus)}"
     )
 
@@ -148,7 +148,7 @@ def band(fleet: Fleet) -> str:
         return f"{gpus(fleet.gpus_low)} or more; at the slow end of the band no number of GPUs meets the SLA"
     if fleet.gpus_low == fleet.gpus_high:
         return f"{gpus(fleet.gpus_low)} throughout the 90 % band"
-    return f"{fleet.gpus_low} to {fleet.gpus_high} GPUs (90 % band)"
+    return f"{fleet.gpus_low:,} to {fleet.gpus_high:,} GPUs (90 % band)"
 
 
 def why_wide(fleet: Fleet) -> str:
@@ -221,7 +221,7 @@ def sizing_by_means(plan: Plan) -> str | None:
             f"{seen.said(limit)}, the limit is {limit.allowed}"
         )
     return (
-        f"Sizing by mean latency gives {gpus(means.gpus)} ({means.replicas} × {means.layout}, no headroom or spare): "
+        f"Sizing by mean latency gives {gpus(means.gpus)} ({means.replicas:,} × {means.layout}, no headroom or spare): "
         f"{outcome}.{f' {blind}' if question.sla.gap else ''}"
     )
 
@@ -604,7 +604,8 @@ def assumptions(question: Question, fleet: Fleet, replayed: bool = False) -> Ite
     )
     if batching.lookahead_steps:
         yield (
-            f"The engine fixes what an iteration holds {batching.lookahead_steps:g} iterations before it starts "
+            f"The engine fixes what an iteration holds {batching.lookahead_steps:g} "
+            f"{'iteration' if batching.lookahead_steps == 1 else 'iterations'} before it starts "
             "(asynchronous scheduling): requests that arrive at a busy replica wait for as many more."
         )
     yield "All replicas are identical, and no GPU is throttled or shared."

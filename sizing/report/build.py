@@ -447,8 +447,11 @@ def remarks(plan: Plan, traced: TracePlan | None) -> tuple[str, ...]:
 
 def limit_rows(question: Question, fleet: Fleet) -> tuple[model.LimitRow, ...]:
     """Each limit against its prediction and the band of that."""
-    band = latency_band(fleet.candidate, question.setting(fleet.working), fleet.load_per_s)
-    return tuple(limit_row(fleet, limit, *band(limit)) for limit in question.sla.limits)
+    band, none = latency_band(fleet.candidate, question.setting(fleet.working), fleet.load_per_s), (math.nan, math.nan)
+    return tuple(
+        limit_row(fleet, limit, *(none if limit.metric == "rejected" else band(limit)))  # the formula rejects nobody
+        for limit in question.sla.limits
+    )
 
 
 def unit_of(limit: Limit) -> Unit:

@@ -136,7 +136,7 @@ def latency_chart(curves: LoadCurves) -> Drawing:
 
     said = "; ".join(map(in_words, curves.curves))
     alt = (
-        f"{said}. A replica is planned for {significant(curves.planned_per_s)} requests/s; the SLA fails above "
+        f"{said}. A working replica then carries {significant(curves.planned_per_s)} requests/s; the SLA fails above "
         f"{significant(curves.capacity_per_s)} requests/s."
     )
     return Drawing("latency", drawn(draw, PANEL_IN), alt)

@@ -77,7 +77,6 @@ LONG_WORD = re.compile(r"\S{24,}")
 BREAK_EVERY = 12
 BREAK = "\u200b"
 """A space of no width: where a word that fits on no line may be broken."""
-LONGEST_CELL = 300
 
 
 def as_pdf(report: Report) -> bytes:
@@ -138,7 +137,7 @@ def table_data(table: Table) -> dict[str, Any]:
     return {
         "title": table.title,
         "columns": table.columns,
-        "rows": [[shown(line(table.text(cell), LONGEST_CELL)) for cell in row] for row in table.rows],
+        "rows": [[shown(line(table.text(cell))) for cell in row] for row in table.rows],
         "numbers": [table.is_number(column) for column in range(len(table.columns))],
         "wide": [column in table.wide for column in table.columns],
         "note": table.note,

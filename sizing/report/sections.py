@@ -165,7 +165,11 @@ def cards(report: Report) -> tuple[Card, ...]:
         "Requests/s per GPU", number_of(found.planned_per_gpu), f"{number_of(found.planned_per_replica)} per replica"
     )
     limits = (
-        Card(row.name, number_of(row.predicted), f"{'keeps' if row.kept else 'misses'} {number_of(row.limit)}")
+        Card(
+            tables.limit_name(row),
+            number_of(row.predicted),
+            f"{'keeps' if row.kept else 'misses'} {number_of(row.limit)}",
+        )
         for row in report.limits
     )
     return (Card("GPUs", number_of(found.gpus), replicas), per_gpu, *limits)

@@ -13,6 +13,7 @@ from sizing.report.model import (
     Day,
     EffectRow,
     LimitRow,
+    OfLimit,
     Quantity,
     Report,
     SessionRow,
@@ -25,8 +26,8 @@ from sizing.text import GOODPUT_JUDGED, GOODPUT_PRICE, LEFT_OUT, METHOD, capital
 # --- Text and numbers as the writers show them: nothing invisible, nothing endless, numbers with three digits
 
 COUNTS = ("GPUs", "replicas", "points", "GPU-hours")
-LONGEST = 300
-"""Characters of a text where a layout holds only a line or a cell."""
+LONGEST = 1_000
+"""Characters of a text where a layout holds only a line or a cell: more than any sentence of this program."""
 LONGEST_NOTES = 5_000
 NONE = "—"
 UNTITLED = "Untitled"
@@ -155,12 +156,18 @@ def sla(report: Report) -> Table:
         f"SLA {where}",
         ("Limit", "Allowed", "Predicted", "90 % band", "Room", "Kept"),
         tuple(
-            (row.name, row.limit, row.predicted, latency_band(row), row.room, "yes" if row.kept else "no")
+            (limit_name(row), row.limit, row.predicted, latency_band(row), row.room, "yes" if row.kept else "no")
             for row in report.limits
         ),
         empty="No limit was set.",
         note=f"{note}; room is the unused part of the limit.",
     )
+
+
+def limit_name(row: OfLimit) -> str:
+    """A limit as its figures are to be read: of goodput they are no share of the requests, but how far those that must
+    keep all limits use them up."""
+    return f"limits used at {row.name}" if row.metric == "goodput" else row.name
 
 
 def latency_band(row: LimitRow) -> str:
@@ -383,10 +390,10 @@ def way_out_row(way: WayOut) -> tuple[Cell, ...]:
     at = f"{way.kept_at} %" if way.metric == "goodput" else f"p{way.kept_at}"
     lower = f"{at} ({way.kept_by})" if way.kept_at is not None else NONE
     if way.kept:
-        return way.name, way.limit, "kept as asked", NONE, lower, way.configuration
+        return limit_name(way), way.limit, "kept as asked", NONE, lower, way.configuration
     if way.smallest.value is None:
-        return way.name, way.limit, "none alone", NONE, lower, "another limit fails too"
-    return way.name, way.limit, way.smallest, way.roomy, lower, way.configuration
+        return limit_name(way), way.limit, "none alone", NONE, lower, "another limit fails too"
+    return limit_name(way), way.limit, way.smallest, way.roomy, lower, way.configuration
 
 
 def together(report: Report) -> Table:
@@ -394,7 +401,7 @@ def together(report: Report) -> Table:
     return Table(
         "Together",
         ("Limit", "Asked", "Smallest that works", "Configuration"),
-        tuple((row.name, row.limit, row.smallest, row.configuration) for row in report.together),
+        tuple((limit_name(row), row.limit, row.smallest, row.configuration) for row in report.together),
         note="No single limit is enough: with all of these relaxed, this configuration meets the SLA.",
     )
 

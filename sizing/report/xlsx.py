@@ -56,7 +56,6 @@ UNSET, BOLD = 8.43, 0.9
 """Width of a column that was given none; share of a width that bold letters can use."""
 TITLE_PT, LINE_PT = 24, 15
 """Heights of a row that holds a title, and of a line."""
-LONGEST_CELL = 1_000
 
 
 class Book:
@@ -90,7 +89,7 @@ class Book:
         if look == "title":
             sheet.set_row(row, TITLE_PT)
         if isinstance(cell, str):
-            sheet.write_string(row, column, safe(line(cell, LONGEST_CELL)), self.format(look))
+            sheet.write_string(row, column, safe(line(cell)), self.format(look))
         elif cell.value is None:
             sheet.write_string(row, column, number_of(cell), self.format(look))
         else:
@@ -459,6 +458,8 @@ def as_xlsx(report: Report) -> bytes:
         table_sheet(book, "Recorded traffic", tables.traffic_hours(report))
     if report.sessions is not None:
         table_sheet(book, "Sessions", tables.session_loads(report))
+        if report.sessions.routings:
+            table_sheet(book, "Routings", tables.session_routings(report))
     table_sheet(book, "Sensitivity", tables.sensitivity(report))
     if report.goodput:
         table_sheet(book, "Goodput", tables.goodput(report))
@@ -493,6 +494,8 @@ def answer_sheet(book: Book, report: Report) -> None:
         row = book.table(sheet, row, tables.together(report))
     row = bullets(book, sheet, row, "Remarks", report.remarks)
     row = bullets(book, sheet, row, "Before buying", report.warnings)
+    row = bullets(book, sheet, row, "Sessions", report.sessions.lines if report.sessions else ())
+    row = bullets(book, sheet, row, "Recorded traffic", report.traffic.lines if report.traffic else ())
     where = (
         report.link or "No link was given.",
         f"{report.program}, report {digest(report)}, question {question_digest(report)}",

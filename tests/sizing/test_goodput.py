@@ -22,12 +22,15 @@ from sizing.analyses.traced import plan_trace
 from sizing.edge import BY_FORMULA, BY_SIMULATION, load_response, log_excess, upper_excess
 from sizing.engine import Batching, Replica
 from sizing.errors import ScenarioError
+from sizing.numbers import significant
 from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.prediction import Joint, Quantiles, used_up
 from sizing.question import Question, Setting
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.report.build import Cover, report_of, with_goodput
 from sizing.report.model import Report, as_dict, as_json
+from sizing.report.sections import cards
+from sizing.report.tables import number_of
 from sizing.report.write import render
 from sizing.simulator import simulate
 from sizing.simulator.recorded import replay
@@ -36,6 +39,7 @@ from sizing.text import GOODPUT_PRICE, against, binding, on_all_requests, questi
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, candidate, question
 from tests.sizing.replica_runs import NOTHING
+from tests.sizing.report_cases import Page, pdf_text, rows_below, sheets, squeezed
 from tests.sizing.test_cli import run
 from tests.sizing.test_traced import asked, traffic
 
@@ -387,6 +391,31 @@ def test_every_format_of_a_report_has_the_price_and_none_had_it_unasked() -> Non
     for suffix in ("html", "pdf", "xlsx", "json"):
         assert len(render(found, suffix)) > len(render(plain, suffix)) > 1000
     assert GOODPUT_PRICE in render(found, "html").decode()
+
+
+def test_a_report_does_not_tell_the_use_of_the_limits_as_the_share_of_requests_that_keep_them() -> None:
+    one = question(sla=joint(99, "ttft", "itl"))
+    plan = planner.plan(one, [candidate()])
+    used = plan.answer.predicted.value_s(one.sla.limits[0])
+    found = report_of(plan, None, (), Cover("2026-01-01T00:00:00+00:00"))
+    name, said = "limits used at 99 % goodput", number_of(found.limits[0].predicted)
+    assert said == f"{significant(100 * used)} %"
+    rows = {row[0]: row for row in Page(render(found, "html").decode()).table("Limit")}
+    assert rows[name][1:3] == ["100 %", said] and "99 % goodput" not in rows
+    assert (cards(found)[2].name, cards(found)[2].value) == (name, said)
+    assert squeezed("".join(rows[name])) in pdf_text(render(found, "pdf"))
+    (in_book,) = rows_below(sheets(render(found, "xlsx"))["Answer"], "Limit")
+    assert in_book[:3] == (name, 1, pytest.approx(used))
+
+
+def test_a_share_of_rejected_requests_has_no_band() -> None:
+    """The formula, from which bands are, takes all requests as admitted."""
+    load = Workload(LENGTHS, 5.0, queue_limit=4)
+    one = Question("m", load, Sla(Limit("ttft", 95, 2.0), Limit.rejected(0.5)), headroom=0.0)
+    found = report_of(planner.plan(one, [candidate()]), None, (), Cover("2026-01-01T00:00:00+00:00"))
+    ttft, rejected = found.limits
+    assert None not in (ttft.low.value, ttft.high.value)
+    assert rejected.predicted.value is not None and (rejected.low.value, rejected.high.value) == (None, None)
 
 
 PLAN = (

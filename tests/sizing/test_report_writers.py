@@ -14,11 +14,13 @@ import pypdfium2
 import pytest
 
 from sizing.numbers import milliseconds, significant
+from sizing.prediction import Caution
 from sizing.report import tables
 from sizing.report.charts import charts
 from sizing.report.model import LoadCurves, Report, ReportError, ReportToolMissing, as_json, question_digest
 from sizing.report.tables import line, visible
 from sizing.report.write import WRITERS, render, write
+from sizing.text import caution
 from tests.sizing.report_cases import (
     QUESTION,
     STRICTER,
@@ -234,6 +236,32 @@ def test_a_caution_is_a_sentence_and_one_configuration_is_not_one_of_one() -> No
     assert " configurations that meet" not in str(
         charts(dataclasses.replace(found, configurations=found.configurations[:1]))
     )
+
+
+MEMORY = {"requests_per_s": 0.12, "ttft": 0.4, "itl": 0.3, "cause": "memory"}
+MEMORY |= {"load": "concurrency 250", "isl": 7000.0, "osl": 1000.0, "decoding": 15.0}
+
+
+@pytest.mark.parametrize("suffix", ["html", "pdf", "xlsx"])
+def test_no_sentence_of_the_program_is_cut(suffix: str) -> None:
+    said = caution(Caution("poor_fit", MEMORY))
+    assert said.endswith("give the size of the KV cache (--kv-tokens) and max_batch_size")
+    left = dataclasses.replace(refusal().left_out[0], why=said)
+    found = dataclasses.replace(report(), warnings=(said,), remarks=(said,), assumptions=(said,), left_out=(left,))
+    for each in (found, dataclasses.replace(refusal(), reason=said)):
+        made = render(each, suffix)
+        if suffix == "xlsx":
+            shown = "".join(str(cell) for rows in sheets(made).values() for row in rows for cell in row)
+        else:
+            shown = Page(made.decode()).text if suffix == "html" else pdf_text(made)
+        assert squeezed(shown).lower().count(squeezed(said).lower()) == (4 if each is found else 1)
+
+
+def test_the_chart_says_what_a_replica_carries_where_it_carries_it() -> None:
+    found, curves = report(), report().curves
+    assert curves is not None and curves.planned_per_s < curves.capacity_per_s * (1 - curves.headroom)
+    alt = next(chart.alt for chart in charts(found) if chart.name == "latency")
+    assert f"carries {significant(curves.planned_per_s)} requests/s" in alt and "planned for" not in alt
 
 
 def test_a_missing_typst_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,6 +294,9 @@ def test_reports_hold_the_sessions(answered: dict[str, Any]) -> None:
     book = sheets(render(found, "xlsx"))
     rows = rows_below(book["Sessions"], "Load")
     assert [row[0] for row in rows][: len(found.sessions.rising)] == [each.name for each in found.sessions.rising]
+    routings = {row[0]: row[2] for row in rows_below(book["Routings"], "Routing")}
+    assert routings == {each.name.replace("_", " "): each.hit_rate.value for each in found.sessions.routings}
+    assert {row[0] for row in book["Answer"]} >= set(found.sessions.lines)
     assert book["Working"][1][0] == found.working and "ask the planner again" in str(book["Working"][2][0])
     assert [row[0] for row in book["TCO rows"]] == [NO_ONE_LENGTH], "turns have no one ISL and OSL"
 

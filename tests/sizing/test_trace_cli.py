@@ -77,7 +77,9 @@ def test_reports_hold_the_traffic(answer: dict[str, Any]) -> None:
     assert "Recorded traffic" in page.text and "in the worst hour, 04:00" in page.text
     printed = pdf_text(render(found, "pdf"))
     assert squeezed("Recorded traffic") in printed and squeezed("drawn again and again") in printed
-    rows = rows_below(sheets(render(found, "xlsx"))["Recorded traffic"], "Hour")
+    book = sheets(render(found, "xlsx"))
+    assert {row[0] for row in book["Answer"]} >= set(found.traffic.lines)
+    rows = rows_below(book["Recorded traffic"], "Hour")
     assert [row[0] for row in rows][:10] == [f"{hour:02d}:00" for hour in range(10)]
 
 

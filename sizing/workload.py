@@ -44,7 +44,8 @@ Seconds = NDArray[np.float64]
 def finite(name: str, value: float, *, above: float = 0.0, unit: str = "") -> float:
     """`value` if it is a finite number greater than `above`, else a ScenarioError that names the field."""
     if not math.isfinite(value) or value <= above:
-        raise ScenarioError(f"{name} must be a number above {above:g}{unit}, got {value:g}")
+        least = f"above {above:g}" if above >= 0 else "from 0 on"
+        raise ScenarioError(f"{name} must be a number {least}{unit}, got {value:g}")
     return float(value)
 
 

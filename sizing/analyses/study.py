@@ -28,6 +28,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
+from statistics import fmean
 from types import TracebackType
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -49,7 +50,7 @@ from sizing.fitting import STARTS, Protocol
 from sizing.numbers import Floats
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Point
-from sizing.prediction import Prediction, Quantiles
+from sizing.prediction import Caution, Prediction, Quantiles
 from sizing.question import FIELDS, Question, with_laws
 from sizing.simulator import simulate
 from sizing.stats import mean_half_width
@@ -509,18 +510,26 @@ class Replicated:
     Means over the runs, and the half width of a 90 % interval around them by Student's t: the runs are independent,
     so the interval holds whatever the correlation of requests within a run. Each run starts empty and leaves out its
     own warm-up; a percentile of a run is biased by about one over its requests, so runs should be long (100,000).
+    `losses`: shares of the requests that had no complete answer, see `Simulated`.
     """
 
     values_s: Floats
     requests: int
     saturated: bool
     utilization: float
+    losses: Mapping[str, float]
+    warnings: tuple[Caution, ...]
 
     @property
     def prediction(self) -> Prediction:
         """Means over the runs."""
         ttft, itl, e2e = (Quantiles(*map(float, row)) for row in self.values_s.mean(axis=0))
-        return Prediction(ttft, itl, e2e, self.saturated, self.utilization, "simulation")
+        rejected = self.losses["rejected_share"] + self.losses["timed_out_share"]
+        return Prediction(
+            *(ttft, itl, e2e, self.saturated, self.utilization, "simulation"),
+            warnings=self.warnings,
+            rejected=rejected,
+        )
 
     def half_width_s(self, metric: RequestMetric, name: str) -> float:
         """Half the 90 % interval of ``mean_s``, ``p50_s``, ``p90_s``, ``p95_s`` or ``p99_s``; infinite for one run."""
@@ -554,19 +563,24 @@ def replicated(
     if runs < 1 or requests < 10 * runs:
         raise ScenarioError(f"runs must be 1 or more, of at least 10 requests each; got {runs} of {requests} requests")
     one = partial(_one_run, replica, workload, replicas, routing)
-    found = run_all(one, [requests // runs] * runs, seed=seed, machines=machines)
+    found, losses = zip(*run_all(one, [requests // runs] * runs, seed=seed, machines=machines), strict=True)
     values_s = np.array(
         [[[getattr(run.of(metric), name) for name in NAMES] for metric in OF_REQUESTS] for run in found]
     )
-    return Replicated(values_s, requests // runs * runs, any(run.saturated for run in found), found[0].utilization)
+    mean_losses = {reason: fmean(each[reason] for each in losses) for reason in losses[0]}
+    warnings = tuple(caution for caution in found[0].warnings if caution.kind != "lost_requests")
+    if lost := sum(mean_losses.values()):
+        warnings += (Caution("lost_requests", {"share": lost}),)
+    saturated, utilization = any(run.saturated for run in found), found[0].utilization
+    return Replicated(values_s, requests // runs * runs, saturated, utilization, mean_losses, warnings)
 
 
 def _one_run(
     replica: Replica, workload: Workload, replicas: int, routing: Routing, requests: int, seed: SeedSequence
-) -> Prediction:
+) -> tuple[Prediction, Mapping[str, float]]:
     number = int(seed.generate_state(1)[0])
     run = simulate(replica, workload, replicas=replicas, routing=routing, requests=requests, seed=number)
-    return run.prediction()
+    return run.prediction(), run.losses
 
 
 def bar(label: str, done: int = 0) -> Callable[[int], AbstractContextManager[Callable[[], None]]]:

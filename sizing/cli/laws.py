@@ -35,7 +35,7 @@ from sizing.plans import basis_of, beyond_measured
 from sizing.points import Point
 from sizing.question import workload_of
 from sizing.queueing import predict as predict_analytically
-from sizing.simulator import Simulated, Watch
+from sizing.simulator import Watch
 from sizing.simulator import simulate as run_simulation
 from sizing.simulator.sessions import SESSION_ROUTINGS, simulate_sessions
 from sizing.text import cautions, fit_lines
@@ -200,18 +200,14 @@ def simulate_command(json_: bool, replications: int, requests: int, seed: int, t
     run = run_simulation(replica, workload, watch=Watch(token_gaps), **fleet)
     gaps_s = {f"gap_{name}_s": getattr(run.watched, f"gap_{name}_s") for name in ("p50", "p95", "p99") if token_gaps}
     if json_:
+        found = run.prediction()
         extra = {"requests_per_s": run.requests_per_s, "mean_in_flight": run.mean_in_flight, "seed": seed}
-        write_json({**prediction_json(run.prediction()), **extra, **losses(run), **gaps_s})
+        write_json({**prediction_json(found), **extra, **run.losses, **gaps_s, "warnings": cautions(found.warnings)})
     else:
         print_prediction(run.prediction(), f"{requests:,} requests, seed {seed}")
         if token_gaps:
             figures = ", ".join(f"{name[4:7]} {1000 * gap_s:.3g} ms" for name, gap_s in gaps_s.items())
             console().print(f"Gaps between tokens: {figures}.")
-
-
-def losses(run: Simulated) -> dict[str, float]:
-    """Shares of the requests that had no complete answer, by the reason."""
-    return {f"{name}_share": getattr(run, name) / len(run.outcome) for name in ("rejected", "timed_out", "cancelled")}
 
 
 def show_replicated(replica: Replica, workload: Workload, runs: int, fleet: dict[str, Any], json_: bool) -> None:
@@ -221,7 +217,9 @@ def show_replicated(replica: Replica, workload: Workload, runs: int, fleet: dict
     found, seed = replicated(replica, workload, runs=runs, **fleet), fleet["seed"]
     if json_:
         extra = {"replications": runs, "half_width_90": found.half_widths_s, "seed": seed}
-        write_json({**prediction_json(found.prediction), **extra})
+        write_json(
+            {**prediction_json(found.prediction), **extra, **found.losses, "warnings": cautions(found.warnings)}
+        )
     else:
         width_ms = 1000 * found.half_width_s("e2e", "p95_s")
         title = f"{found.requests:,} requests in {runs} runs, seed {seed}; 90 % interval of p95 E2E ± {width_ms:.3g} ms"

@@ -303,7 +303,7 @@ choice_options = options(
         default=0,
         help="Output tokens that the engine reserves memory for; 0: the actual output.",
     ),
-    lookahead_option(None, "What is known of a measured engine unless given; 0 for estimates."),
+    lookahead_option(None, "What is known of the engine unless given."),
 )
 
 

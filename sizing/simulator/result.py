@@ -229,6 +229,12 @@ class Simulated:
         """Requests without a complete answer."""
         return int(np.count_nonzero(self.outcome != SERVED))
 
+    @property
+    def losses(self) -> dict[str, float]:
+        """Shares of the requests that had no complete answer, by the reason."""
+        reasons = ("rejected", "timed_out", "cancelled")
+        return {f"{name}_share": getattr(self, name) / len(self.outcome) for name in reasons}
+
     def of(self, metric: RequestMetric) -> Seconds:
         """The seconds of every request for one metric; NaN for those not served."""
         return {"ttft": self.ttft_s, "itl": self.itl_s, "e2e": self.e2e_s}[metric]

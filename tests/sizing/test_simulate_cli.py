@@ -57,6 +57,21 @@ def test_replications_give_intervals(capsys: pytest.CaptureFixture[str], monkeyp
     assert "in 2 runs" in " ".join(run("--rate 20 --replications 2", capsys)[1].split())
 
 
+@pytest.mark.parametrize("runs", [1, 2])
+def test_whoever_is_turned_away_is_told_of(
+    runs: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the text and in the JSON, of one run and of several."""
+    monkeypatch.setattr("sizing.analyses.study.cpu_count", lambda: 1)
+    options = f"--rate 500 --queue-timeout 100ms --requests 10000 --replications {runs}"
+    found = json.loads(run(f"{options} --json", capsys)[1])
+    (told,) = found["warnings"]
+    assert told.endswith("the latencies are those of the others")
+    assert float(told.split(" %")[0]) == pytest.approx(100 * found["timed_out_share"], abs=0.05)
+    assert found["timed_out_share"] > 0.1
+    assert f"warning: {told}" in run(options, capsys)[1]
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

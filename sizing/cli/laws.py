@@ -217,9 +217,7 @@ def show_replicated(replica: Replica, workload: Workload, runs: int, fleet: dict
     found, seed = replicated(replica, workload, runs=runs, **fleet), fleet["seed"]
     if json_:
         extra = {"replications": runs, "half_width_90": found.half_widths_s, "seed": seed}
-        write_json(
-            {**prediction_json(found.prediction), **extra, **found.losses, "warnings": cautions(found.warnings)}
-        )
+        write_json({**prediction_json(found.prediction), **extra, **found.losses, "warnings": cautions(found.warnings)})
     else:
         width_ms = 1000 * found.half_width_s("e2e", "p95_s")
         title = f"{found.requests:,} requests in {runs} runs, seed {seed}; 90 % interval of p95 E2E ± {width_ms:.3g} ms"

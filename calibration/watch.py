@@ -36,7 +36,7 @@ from sizing.numbers import milliseconds, percent, significant
 from sizing.report.model import Configuration, LimitRow, Report, ReportError
 from sizing.report.tables import line
 from sizing.report.write import read
-from sizing.workload import METRICS, Metric, metric_name
+from sizing.workload import METRICS, SHARES, Metric, metric_name
 
 EXAMPLES = """\b
 Examples:
@@ -88,6 +88,12 @@ class Planned:
     def limits(self) -> tuple[LimitRow, ...]:
         """The limits of which servers publish histograms: percentiles of TTFT, ITL, gaps and E2E of all requests."""
         return tuple(limit for limit in self.report.limits if limit.metric in METRICS and not limit.subject)
+
+    @property
+    def not_compared(self) -> list[str]:
+        """A sentence for each limit of which no histogram tells anything."""
+        shares = [limit.name for limit in self.report.limits if limit.metric in SHARES]
+        return [f"The plan's limit on {name} is not compared: histograms tell no such share" for name in shares]
 
     def factor(self, limit: LimitRow, per_replica_per_s: float) -> float:
         """How a limited percentile changes from the planned load to another, by the plan's curve; infinite beyond."""
@@ -209,7 +215,7 @@ def watched(plan: Planned, source: Source, window_s: float, at_s: float, replica
     serving = replicas or plan.working
     rate_per_s = requests / window_s
     rows = [_load(plan, requests, window_s, serving / plan.working)]
-    notes: list[str] = []
+    notes = plan.not_compared
     for side in ("isl", "osl"):
         found = source.histogram(side, window_s, at_s)
         mean = found.mean if found else source.mean_tokens(side, window_s, at_s)

@@ -350,7 +350,17 @@ RESOURCES: Mapping[str, str] = MappingProxyType(
 
 def gpu_resource(gpu: str) -> str:
     """The resource by which Kubernetes counts such GPUs."""
-    return next((name for start, name in RESOURCES.items() if gpu.startswith(start)), "nvidia.com/gpu")
+    found = (name for start, name in RESOURCES.items() if gpu.casefold().startswith(start))
+    return next(found, "nvidia.com/gpu")
+
+
+def literal(text: str) -> str:
+    """A word of a container's command, where Kubernetes puts variables, secrets too, in the place of $(NAME).
+
+    >>> literal("a$(HF_TOKEN)")
+    'a$$(HF_TOKEN)'
+    """
+    return text.replace("$", "$$")
 
 
 def _image_notes(pool: Pool) -> list[str]:
@@ -386,13 +396,13 @@ def _helm(plan: Deployment) -> dict[str, str]:
     }
     switches = ("prefix-caching", "chunked-prefill")
     rest = {name: value for name, value in told.options.items() if name not in own and not name.endswith(switches)}
-    config["extraArgs"] = ["--served-model-name", plan.model, *words(rest)]
+    config["extraArgs"] = [*map(literal, ["--served-model-name", plan.model, *words(rest)])]
     image, _, tag = found.image.rpartition(":")
     spec = {
         "name": plan.name,
         "repository": image,
         "tag": tag,
-        "modelURL": plan.path,
+        "modelURL": literal(plan.path),
         "replicaCount": pool.replicas,
         "requestCPU": HOST_CPUS * pool.layout.gpus,
         "requestMemory": f"{HOST_GIB * pool.layout.gpus}Gi",
@@ -427,7 +437,7 @@ def _kserve(plan: Deployment) -> dict[str, str]:
         "name": "kserve-container",
         "image": found.image,
         "command": (run := command(plan, engine, f"{MOUNT}/{CONFIG}"))[:1],
-        "args": run[1:],
+        "args": [*map(literal, run[1:])],
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "resources": {"limits": resources, "requests": resources},
         "volumeMounts": mounts,
@@ -509,7 +519,7 @@ def _worker(plan: Deployment, role: str, pool: Pool, engine: str, image: str) ->
         "name": "main",
         "image": image,
         "command": ["python3", "-m", f"dynamo.{engine}"],
-        "args": arguments,
+        "args": [*map(literal, arguments)],
         "envFrom": [{"secretRef": {"name": "hf-token-secret", "optional": True}}],
         "resources": {"limits": {gpu_resource(pool.gpu): str(per_server)}},
     }

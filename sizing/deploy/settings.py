@@ -168,7 +168,7 @@ class Pool:
     @property
     def servers(self) -> int:
         """Servers that one replica spans, 1 where the GPU is not in the catalogue."""
-        return math.ceil(self.layout.gpus / (usual_server(self.gpu) or self.layout.gpus))
+        return math.ceil(self.layout.gpus / (usual_server(self.gpu.casefold()) or self.layout.gpus))
 
     @property
     def line(self) -> str:

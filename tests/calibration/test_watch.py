@@ -134,6 +134,33 @@ def test_people_read_one_table(plan: Path, url: str, capsys: pytest.CaptureFixtu
     assert "p95 ITL" in printed and "above, over the limit" in printed
 
 
+@pytest.fixture
+def for_goodput(plan: Path, tmp_path: Path) -> Path:
+    """The plan as if it had a limit on goodput alone."""
+    saved = json.loads(plan.read_text())
+    of_shares = {"unit": "share", "basis": "estimated"}
+    shown = {name: of_shares | {"value": 0.5} for name in ("limit", "predicted", "low", "high", "room")}
+    saved["report"]["limits"] = [{"metric": "goodput", "percentile": 99.0, "kept": True, **shown}]
+    path = tmp_path / "goodput.json"
+    path.write_text(json.dumps(saved))
+    return path
+
+
+NOT_COMPARED = "The plan's limit on 99 % goodput is not compared: histograms tell no such share"
+
+
+def test_a_limit_that_no_histogram_tells_is_named(plan: Path, for_goodput: Path) -> None:
+    assert Planned.of(for_goodput).not_compared == [NOT_COMPARED] and not Planned.of(for_goodput).limits
+    assert not Planned.of(plan).not_compared
+
+
+def test_nobody_takes_a_limit_for_kept_that_was_not_looked_at(
+    for_goodput: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, found = told(for_goodput, url, "slow", capsys)
+    assert NOT_COMPARED in found["notes"]
+
+
 def test_the_model_of_the_plan_is_taken_of_several(
     plan: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -254,12 +254,29 @@ def test_a_replica_of_several_servers_is_for_dynamo_and_the_command_lines() -> N
     assert archive(plan) == archive(plan)
 
 
+def test_a_gpu_is_the_same_in_capitals() -> None:
+    """As points may have it: its maker's resource, and how many stand in a server."""
+    small, large = (
+        deployment_of(document(layout=Layout(8, 2)) | {"gpu": name, "sentence": ""}) for name in ("mi300x", "MI300X")
+    )
+    assert small.fleet.servers == large.fleet.servers == 2
+    one = deployment_of(document() | {"gpu": "MI300X"})
+    service = yaml_of(FORMATS["kserve"](one), "inferenceservice.yaml")
+    assert service["spec"]["predictor"]["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "1"}
+
+
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=60).filter(
     lambda name: not name.startswith("-")
 )
 
 
+def in_container(word: str) -> str:
+    """A word of a container's command as Kubernetes hands it on: $(NAME) is a variable, $$ a dollar sign."""
+    return re.sub(r"\$(\$|\([^)]*\))", lambda found: "$" if found[1] == "$" else "a secret", word)
+
+
 @given(model=NAMES, path=NAMES)
+@example(model="$(HF_TOKEN)", path="$$(HF_TOKEN)$")
 def test_no_name_escapes_its_quotes(model: str, path: str) -> None:
     """A shell and a YAML reader give back the very names, and nothing else changes with them."""
     plan, plain = (
@@ -271,7 +288,12 @@ def test_no_name_escapes_its_quotes(model: str, path: str) -> None:
         words, expected = started(FORMATS[name](plan)[file]), started(FORMATS[name](plain)[file])
         assert words == [{"m": model, "p": path}.get(word, word) for word in expected]
     service = list(yaml.safe_load_all(FORMATS["kserve"](plan)["inferenceservice.yaml"]))[1]
-    assert service["spec"]["predictor"]["containers"][0]["args"][0] == path
+    assert in_container(service["spec"]["predictor"]["containers"][0]["args"][0]) == path
+    graph = yaml_of(FORMATS["dynamo"](plan), "dynamographdeployment.yaml")["spec"]["components"][1]
+    arguments = graph["podTemplate"]["spec"]["containers"][0]["args"]
+    assert [*map(in_container, arguments[:4])] == ["--model", path, "--served-model-name", model]
+    (helm,) = yaml_of(FORMATS["helm"](plan), "values.yaml")["servingEngineSpec"]["modelSpec"]
+    assert (in_container(helm["modelURL"]), in_container(helm["vllmConfig"]["extraArgs"][1])) == (path, model)
     query = yaml_of(FORMATS["keda"](plan), "scaledobject.yaml")["spec"]["triggers"][0]["metadata"]["query"]
     assert json.loads(query.partition("model_name=")[2].partition("}) + ")[0]) == model
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sizing.edge import BY_FORMULA, BY_SIMULATION, Method
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.question import Question, Setting
@@ -37,11 +37,13 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class RequestKind:
-    """One kind of replica a mix may hold: GPUs it takes, of which type, and requests/s it is planned for."""
+    """One kind of replica a mix may hold: GPUs it takes, of which type, and requests/s it is planned for. A mix that
+    has some of it has `least` or more: fewer miss the SLA."""
 
     gpu: str
     gpus: int
     rate_per_s: float
+    least: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ def cheapest_counts(
 def _solve(
     kinds: Sequence[RequestKind], supplies: Mapping[str, Supply], rate_per_s: float, usable: Sequence[bool]
 ) -> tuple[tuple[int, ...], float] | None:
-    """The integer program: variables are replicas of each kind, then GPUs paid for of each type."""
+    """The integer program: variables are replicas of each kind, GPUs paid for of each type, and whether there are some
+    of each kind."""
     # Costs a quarter of a second, which a plan without a mix does without.
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -112,13 +115,18 @@ def _solve(
     rates = np.array([kind.rate_per_s for kind in kinds])
     owned = np.array([supplies[name].owned for name in types], float)
     available = np.array([supplies[name].available for name in types])
-    most = np.where(usable, np.ceil(rate_per_s / rates) + 1, 0)
-    carried = LinearConstraint(np.append(rates, 0 * prices)[None], rate_per_s * (1 - 1e-9), np.inf)
-    paid = LinearConstraint(np.hstack([of_type, -np.eye(len(types))]), -np.inf, owned)
-    there = LinearConstraint(np.hstack([of_type, 0 * np.eye(len(types))]), -np.inf, available)
-    cost = np.append(TIE * max(prices.max(), 1.0) * gpus, prices)
-    bounds = Bounds(np.zeros(len(cost)), np.append(most, np.full(len(types), np.inf)))
-    found = milp(cost, constraints=[carried, paid, there], bounds=bounds, integrality=np.ones(len(cost)))
+    least = np.array([kind.least for kind in kinds], float)
+    most = np.where(usable, np.maximum(np.ceil(rate_per_s / rates) + 1, least), 0)
+    each, of_each, none = np.eye(len(kinds)), np.eye(len(types)), np.zeros((len(types), len(kinds)))
+    carried = LinearConstraint(np.concatenate([rates, 0 * prices, 0 * rates])[None], rate_per_s * (1 - 1e-9), np.inf)
+    paid = LinearConstraint(np.hstack([of_type, -of_each, none]), -np.inf, owned)
+    there = LinearConstraint(np.hstack([of_type, 0 * of_each, none]), -np.inf, available)
+    enough = LinearConstraint(np.hstack([each, none.T, -np.diag(least)]), 0, np.inf)
+    some = LinearConstraint(np.hstack([each, none.T, -np.diag(most)]), -np.inf, 0)
+    cost = np.concatenate([TIE * max(prices.max(), 1.0) * gpus, prices, 0 * gpus])
+    bounds = Bounds(np.zeros(len(cost)), np.concatenate([most, np.full(len(types), np.inf), np.ones(len(kinds))]))
+    rules = [carried, paid, there, enough, some]
+    found = milp(cost, constraints=rules, bounds=bounds, integrality=np.ones(len(cost)))
     if found.x is None:
         return None
     counts = tuple(int(count) for count in np.rint(found.x[: len(kinds)]))
@@ -140,23 +148,26 @@ def cheapest_mix(question: Question, fleets: Sequence[Fleet], supplies: Mapping[
     """The cheapest mix of the fleets' candidates that carries the question's load; each group keeps the SLA by itself.
 
     A group in a mix is smaller than the fleet of its candidate alone, and balanced routing makes the capacity of a
-    replica depend on the number of its like: after each choice the groups are asked again (see `carried`), until
+    replica depend on the number of its like: after each choice the groups are asked again (see `asked_again`), until
     nothing changes. Raises ScenarioError for a GPU without a supply, NoFeasiblePlan when there are too few GPUs.
     """
     missing = {fleet.candidate.gpu for fleet in fleets} - set(supplies)
     if missing:
         raise ScenarioError(f"a mix needs the price of every GPU: --price {min(missing)}=PRICE is missing")
-    rates = [fleet.requests_per_s_per_replica for fleet in fleets]
+    kinds = [
+        (fleet, RequestKind(fleet.candidate.gpu, fleet.candidate.gpus, fleet.requests_per_s_per_replica))
+        for fleet in fleets
+    ]
     for _ in range(ROUNDS):
-        counts, _ = chosen(question, kinds_of(fleets, rates), supplies)
-        now = [carried(question, fleet, count) for fleet, count in zip(fleets, counts, strict=True)]
-        lower = [min(rate, new) if count else rate for rate, new, count in zip(rates, now, counts, strict=True)]
-        if all(new >= rate * (1 - 1e-9) for new, rate in zip(lower, rates, strict=True)):
+        counts, _ = chosen(question, [kind for _, kind in kinds], supplies)
+        found = zip(kinds, counts, strict=True)
+        again = [(fleet, now) for (fleet, kind), count in found for now in asked_again(question, fleet, kind, count)]
+        if again == kinds:
             break
-        rates = lower
-    counts, cost_per_hour = chosen(question, kinds_of(fleets, rates), supplies)
-    groups = groups_of(question, fleets, counts, rates)
-    return Mix(groups, cost_per_hour, alone(question, kinds_of(fleets, rates), supplies))
+        kinds = again
+    counts, cost_per_hour = chosen(question, [kind for _, kind in kinds], supplies)
+    groups = groups_of(question, kinds, counts)
+    return Mix(groups, cost_per_hour, alone(question, [kind for _, kind in kinds], supplies))
 
 
 def chosen(
@@ -170,30 +181,38 @@ def chosen(
     return found
 
 
-def kinds_of(fleets: Sequence[Fleet], rates_per_s: Sequence[float]) -> list[RequestKind]:
-    """What the integer program needs of each fleet's candidate."""
-    pairs = zip(fleets, rates_per_s, strict=True)
-    return [RequestKind(fleet.candidate.gpu, fleet.candidate.gpus, rate) for fleet, rate in pairs]
+def asked_again(question: Question, fleet: Fleet, kind: RequestKind, replicas: int) -> list[RequestKind]:
+    """The kind, where a replica carries as much in a group of `replicas` of which the spares have failed.
+
+    Else with what it carries there, and as it was in groups no smaller than its own fleet; these alone where the SLA
+    is missed, as by a burst that few replicas cannot take.
+    """
+    if replicas == 0:
+        return [kind]
+    large = [replace(kind, least=fleet.replicas)] if replicas < fleet.replicas else []
+    try:
+        rate_per_s = carried(question, fleet, max(1, replicas - question.spare))
+    except SlaMissed:
+        return large or [kind]
+    return [kind] if rate_per_s >= kind.rate_per_s * (1 - 1e-9) else [*large, replace(kind, rate_per_s=rate_per_s)]
 
 
 def carried(question: Question, fleet: Fleet, replicas: int) -> float:
-    """Requests/s a replica is planned for in a group of `replicas`, by the fleet's method; as alone for none."""
-    if replicas == 0:
-        return fleet.requests_per_s_per_replica
+    """Requests/s a replica is planned for in a group of `replicas`, by the fleet's method. Raises SlaMissed."""
     method: Method = BY_SIMULATION if fleet.verified else BY_FORMULA
     setting: Setting = question.setting(replicas)
     return method.capacity_per_s(fleet.candidate.replica, setting) * (1 - question.headroom)
 
 
 def groups_of(
-    question: Question, fleets: Sequence[Fleet], counts: Sequence[int], rates: Sequence[float]
+    question: Question, kinds: Sequence[tuple[Fleet, RequestKind]], counts: Sequence[int]
 ) -> tuple[Group, ...]:
     """The groups of a mix, each with its share of the load, strongest first."""
-    in_all = sum(count * rate for count, rate in zip(counts, rates, strict=True))
+    in_all = sum(count * kind.rate_per_s for (_, kind), count in zip(kinds, counts, strict=True))
     share = question.workload.rate_per_s / in_all
     groups = [
-        Group(fleet, count, rate, count * rate * share)
-        for fleet, count, rate in zip(fleets, counts, rates, strict=True)
+        Group(fleet, count, kind.rate_per_s, count * kind.rate_per_s * share)
+        for (fleet, kind), count in zip(kinds, counts, strict=True)
         if count
     ]
     return tuple(sorted(groups, key=lambda group: -group.load_per_s))

@@ -31,7 +31,7 @@ from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan, Rejection
 from sizing.question import Question
 from sizing.text import mix_line
-from sizing.workload import Lengths, Limit, Routing, Sla, Workload
+from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
 from tests.sizing.engines import BATCHING, LAW, SLA, candidate, question
 
 
@@ -123,7 +123,9 @@ def in_thousandths(least: int, most: int) -> st.SearchStrategy[float]:
 
 
 kinds = st.lists(
-    st.builds(RequestKind, st.sampled_from(["a", "b"]), st.integers(1, 4), in_thousandths(500, 6000)),
+    st.builds(
+        RequestKind, st.sampled_from(["a", "b"]), st.integers(1, 4), in_thousandths(500, 6000), st.integers(1, 4)
+    ),
     min_size=1,
     max_size=3,
 )
@@ -148,7 +150,8 @@ def test_the_cheapest_mix_is_the_one_found_by_trying_all(
         used = {name: sum(n * k.gpus for n, k in zip(counts, kinds, strict=True) if k.gpu == name) for name in supplies}
         carried = sum(n * k.rate_per_s for n, k in zip(counts, kinds, strict=True))
         lost = spare * max((k.rate_per_s for n, k in zip(counts, kinds, strict=True) if n), default=0.0)
-        if carried - lost >= rate - 1e-6 and all(used[name] <= 9 for name in supplies):
+        some = all(n == 0 or n >= k.least for n, k in zip(counts, kinds, strict=True))
+        if some and carried - lost >= rate - 1e-6 and all(used[name] <= 9 for name in supplies):
             cost = sum(s.price_per_hour * max(0, used[name] - s.owned) for name, s in supplies.items())
             gpus_at[cost] = min(gpus_at.get(cost, 99), sum(used.values()))
             best = min(best, cost)
@@ -176,6 +179,18 @@ def test_the_mix_costs_no_more_than_the_answer_of_the_plan() -> None:
     mix = mixed(plan, {}, {})
     assert mix.cost_per_hour <= 2.0 * plan.answer.gpus
     assert dict(mix.alone) == {"g": mix.cost_per_hour}
+
+
+@pytest.mark.parametrize("rate", [2.0, 10.0, 40.0])
+def test_a_mix_takes_bursts_with_its_spares_failed(rate: float) -> None:
+    """Batches of 60 that one replica cannot take: a mix of one type is the fleet of the plan, whatever the rate."""
+    asked = question(rate, sla=Sla(Limit("ttft", 95, 0.7)), price_per_gpu_hour=2.0)
+    asked = replace(asked, workload=replace(asked.workload, arrivals=Arrivals.batches(60)))
+    plan = planner.plan(asked, [candidate()])
+    assert plan.answer.working > 1
+    assert mixed(plan, {}, {}).gpus == plan.answer.gpus
+    with pytest.raises(NoFeasiblePlan, match="too few"):
+        mixed(plan, {}, {"g": plan.answer.gpus - 1})
 
 
 def test_two_scarce_types_together_serve_what_neither_can_alone() -> None:

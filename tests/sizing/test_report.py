@@ -18,6 +18,7 @@ from sizing import text as answer
 from sizing.analyses.daily import Daily, gpus_by_hour
 from sizing.catalog import Layout
 from sizing.edge import latency_band
+from sizing.explain import cost_rejection
 from sizing.plans import Candidate, cost_of
 from sizing.points import Point
 from sizing.report import tables
@@ -324,3 +325,13 @@ def test_a_file_name_is_safe_on_every_file_system(model: str, gpu: str) -> None:
     )
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-") and len(name) < 150
     assert name.startswith("sizing") and name.endswith(".pdf") and ".." not in name
+
+
+def test_large_counts_read_alike_in_every_sentence() -> None:
+    low, working, high = 166_520, 227_384, 331_316
+    fleet = dataclasses.replace(plan().answer, working=working, spare=1, working_low=low, working_high=high)
+    many, each = dataclasses.replace(plan(), fleets=(fleet,)), fleet.candidate.gpus
+    assert answer.sentence(many).startswith(f"You need {(working + 1) * each:,} × ")
+    assert answer.band(fleet) == f"{(low + 1) * each:,} to {(high + 1) * each:,} GPUs (90 % band)"
+    assert "227,384" in answer.working(many) and "+ 1 spare = 227,385 replicas" in answer.working(many)
+    assert "225,293 of the same GPU" in cost_rejection(fleet.candidate, 361_044, 225_293).why

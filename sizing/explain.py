@@ -57,7 +57,7 @@ def cost_rejection(candidate: Candidate, least: int, best: float) -> Rejection:
     """A candidate that cannot win: it needs `least` GPUs at its stable rate, another fleet of its GPU needs `best`."""
     why = (
         f"needs at least {gpus(least)}, headroom and spares included, just to carry the load; "
-        f"{best:,.0f} of the same GPU meet the SLA"
+        f"{best:,.0f} of the same GPU meet the SLA by formula"
     )
     return Rejection.of(candidate, "cost", why)
 

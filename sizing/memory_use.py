@@ -64,24 +64,18 @@ def memory_use(fleet: Fleet, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Me
     precision = next((name for name in PRECISIONS if name == candidate.precision), None)
     if precision is None:
         return f"bytes per weight at precision {candidate.precision} are not known"
-    weights, _ = held_bytes(model, candidate.layout, precision)
+    weights, of_token = held_bytes(model, candidate.layout, precision)
     sequences, context = fleet.in_flight / candidate.layout.dp, mean_context_tokens(lengths)
     saved = sequences * prefix.hit_rate * prefix.tokens - prefix.held_tokens(sequences)
     if not candidate.unmeasured:
-        return _of_measured(candidate, chip, weights, (sequences * context - saved) * token_bytes(candidate, model))
+        return _of_measured(candidate, chip, weights, (sequences * context - saved) * of_token)
     known = kernel_memory(candidate, model, chip, precision)
     if known is None:
-        return _of_roofline(candidate, chip, weights, sequences * context - saved, token_bytes(candidate, model))
+        return _of_roofline(candidate, chip, weights, sequences * context - saved, of_token)
     wanted = sequences * known.sequence_bytes(round(context))
     if saved:
         wanted -= saved / prefix.tokens * known.sequence_bytes(prefix.tokens)
     return _of_kernels(candidate, known, weights, wanted)
-
-
-def token_bytes(candidate: Candidate, model: Model) -> float:
-    """KV cache bytes of a token on one GPU: two per value where the cache is 16 bit, one where it is fp8."""
-    value_bytes = 2.0 if candidate.precision in ("bf16", "int4", "mxfp4") else 1.0
-    return model.kv_values_per_token * value_bytes / min(candidate.layout.tp, model.kv_heads) / candidate.layout.pp
 
 
 def kv_cache_tokens(candidate: Candidate) -> int | None:

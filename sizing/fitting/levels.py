@@ -361,7 +361,7 @@ class Observed:
         """Relative standard error of a closed loop's mean TTFT."""
         return self.protocol.ttft_sigma if self.holds_no_start else max(self.protocol.ttft_sigma, CLOSED_TTFT_SIGMA)
 
-    @property
+    @cached_property
     def _start_untold(self) -> bool:
         """True where nothing tells how users began: that takes two levels."""
         return self.protocol.start == "unknown" and of_one_level(self.points)

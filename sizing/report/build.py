@@ -324,10 +324,11 @@ def report_of(
     daily: Daily | None = None,
     traced: TracePlan | None = None,
     sessions: SessionPlan | None = None,
+    beside: Sequence[str] = (),
 ) -> Report:
     """The report of a plan. `curve`, `sensitivity` and `daily` are of its answer; without a `daily` there is no section
     on the day, without `traced` or `sessions`, whose plan it then is, none on the trace or on sessions, whose latencies
-    no formula draws: `curve` is then None."""
+    no formula draws: `curve` is then None. `beside`: sentences on other fleets that were asked for."""
     question, fleet, load = plan.question, plan.answer, sessions.load if sessions else None
     return Report(
         title=cover.title or usual_title(question, load),
@@ -347,7 +348,7 @@ def report_of(
         left_out=tuple(map(left_out, plan.rejected[:MOST_ROWS])),
         sensitivity=tuple(sensitivity_row(row, fleet.basis) for row in sensitivity),
         cost=cost_rows(question, fleet),
-        remarks=remarks(plan, traced),
+        remarks=(*remarks(plan, traced), *as_sentences(beside)),
         warnings=tuple(answer.cautions(fleet.warnings)),
         includes=tuple(includes(question, fleet)),
         excludes=EXCLUDES,
@@ -433,7 +434,7 @@ def remarks(plan: Plan, traced: TracePlan | None) -> tuple[str, ...]:
     shown = verification(plan)
     lines = (
         f"Bound by {answer.binding(fleet, traced)}",
-        shown and answer.verified(shown),
+        answer.verified(shown) if shown else None,
         answer.band(fleet),
         answer.why_wide(fleet),
         answer.sensitivity(plan),
@@ -442,6 +443,11 @@ def remarks(plan: Plan, traced: TracePlan | None) -> tuple[str, ...]:
         answer.cost_line(plan),
         answer.sizing_by_means(plan),
     )
+    return as_sentences(lines)
+
+
+def as_sentences(lines: Iterable[str | None]) -> tuple[str, ...]:
+    """The lines that say something, each with a full stop."""
     return tuple(f"{line.rstrip('.')}." for line in lines if line)
 
 

@@ -364,3 +364,13 @@ def test_a_line_of_error_is_short_whatever_it_quotes(arguments: list[str], capsy
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and err.count("\n") == 1
     assert len(err.rstrip("\n")) <= 300 and err.rstrip("\n").isprintable()
+
+
+def test_a_report_tells_of_other_fleets_what_the_terminal_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """Prefill and decode apart, and the cheapest mix of GPUs."""
+    asked = [*PLAN, *"--price h200_sxm=4 --mix --disaggregated".split()]
+    _, said, _ = run(asked, capsys)
+    _, out, _ = run([*asked, "--json"], capsys)
+    found = [line for line in json.loads(out)["report"]["remarks"] if line.startswith(("Prefill", "Cheapest mix"))]
+    words = " ".join(said.split())
+    assert len(found) == 3 and all(line in words for line in found)

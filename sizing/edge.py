@@ -489,22 +489,27 @@ def _searched_per_s(replica: Replica, setting: Setting) -> float:
     found = edge_rate(excess, response, guess_per_s, ceiling_per_s, requests)
     if found and len(last) == 2 and not setting.herds:
         (one, run), (other, _) = last
-        doubt, room = one.over - upper_excess(run, setting.sla, 0.0), math.log(ceiling_per_s / found)
-        lost = lost_to_doubt(doubt, one, other, room)
+        lost = lost_to_doubt(one.over - upper_excess(run, setting.sla, 0.0), one, other)
         if lost > WORTH:
-            found = edge_rate(excess, response, found * math.exp(lost / 2), ceiling_per_s, FINER * requests) or found
+            again_per_s = raised(found, lost / 2, ceiling_per_s)
+            found = edge_rate(excess, response, again_per_s, ceiling_per_s, FINER * requests) or found
     if found == 0:
         raise _missed(run_at(replica, setting, IDLE * guess_per_s, requests), setting.sla)
     return found
 
 
-def lost_to_doubt(doubt: float, one: Probe, other: Probe, most: float) -> float:
+def raised(rate_per_s: float, log: float, ceiling_per_s: float) -> float:
+    """The rate `log` higher, in logarithms, and at most the ceiling, from a rate up to it: `log` may be any number."""
+    return rate_per_s * math.exp(min(log, math.log(ceiling_per_s / rate_per_s)))
+
+
+def lost_to_doubt(doubt: float, one: Probe, other: Probe) -> float:
     """Log of the rate that a search finds lower because the excess of its runs is `doubt` higher than without, by the
-    line through two of them, `most` where that hardly rises; 0 where they tell no slope."""
+    line through two of them; 0 where they tell no slope."""
     if max(one.over, other.over) >= FAR or one.rate == other.rate:
         return 0.0
     slope = (other.over - one.over) / math.log(other.rate / one.rate)
-    return min(most, doubt / slope) if slope > 0 else 0.0
+    return doubt / slope if slope > 0 else 0.0
 
 
 def _missed(idle: Simulated, sla: Sla) -> SlaMissed:

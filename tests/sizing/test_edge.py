@@ -28,6 +28,7 @@ from sizing.edge import (
     log_excess,
     lost_to_doubt,
     predict_at,
+    raised,
     scaled_capacities,
     upper_excess,
     upper_percentile,
@@ -102,15 +103,19 @@ def test_an_edge_far_behind_a_flat_stretch_is_found_in_time(root: float) -> None
 
 @given(slope=st.floats(0.1, 5), doubt=st.floats(0, 1), logs=st.lists(st.floats(-0.3, 0.3), min_size=2, max_size=2))
 def test_a_doubt_costs_what_the_slope_makes_of_it(slope: float, doubt: float, logs: list[float]) -> None:
-    """On a straight line `doubt` more excess is as much as `doubt / slope` less of the rate, and never more than there
-    is. A flat line, one that falls and a run without steady state tell no slope."""
+    """On a straight line `doubt` more excess is as much as `doubt / slope` less of the rate. A flat line, one that
+    falls and a run without steady state tell no slope."""
     assume(abs(logs[0] - logs[1]) > 1e-3)
     one, other = (Probe(2 * math.exp(log), slope * log) for log in logs)
-    assert lost_to_doubt(doubt, one, other, 10.0) == pytest.approx(doubt / slope, rel=1e-6)
-    assert lost_to_doubt(1.0, Probe(1.0, 0.1), Probe(2.0, 0.1 + 1e-9), 2.0) == 2.0
-    assert lost_to_doubt(doubt, Probe(1.0, 0.1), Probe(2.0, 0.1), 1.0) == lost_to_doubt(doubt, one, one, 1.0) == 0
-    assert lost_to_doubt(doubt, Probe(1.0, 0.1), Probe(2.0, 0.0), 1.0) == 0
-    assert lost_to_doubt(doubt, Probe(1.0, 0.1), Probe(2.0, FAR), 1.0) == 0
+    assert lost_to_doubt(doubt, one, other) == pytest.approx(doubt / slope, rel=1e-6)
+    assert lost_to_doubt(doubt, Probe(1.0, 0.1), Probe(2.0, 0.1)) == lost_to_doubt(doubt, one, one) == 0
+    assert lost_to_doubt(doubt, Probe(1.0, 0.1), Probe(2.0, 0.0)) == 0
+    assert lost_to_doubt(doubt, Probe(1.0, 0.1), Probe(2.0, FAR)) == 0
+
+
+def test_where_a_line_hardly_rises_the_search_goes_on_at_the_ceiling() -> None:
+    lost = lost_to_doubt(0.01, Probe(1.0, 0.1), Probe(1.1, 0.1 + 1e-9))
+    assert raised(1.0, lost, 3.0) == pytest.approx(3.0) and raised(1.0, math.log(2), 3.0) == pytest.approx(2.0)
 
 
 def test_the_doubt_of_a_flat_percentile_is_not_paid_in_replicas(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,12 +74,13 @@ def test_a_closed_loop_keeps_exactly_n_in_flight(users: int) -> None:
 
 
 def test_users_are_warm_once_each_has_had_its_answers_and_none_sends_after_the_stop() -> None:
-    tally, log = closed(Desk(takes_s=0.05), users=4, stop_after_s=0.4, warm_up=3, ramp_s=0.02)
+    tally, log = closed(Desk(takes_s=0.2), users=4, stop_after_s=1.5, warm_up=3, ramp_s=0.16)
     assert tally.warm_s is not None and tally.stopped_s is not None
     assert (log.end_s <= tally.warm_s).sum() >= 4 * 3
     assert log.sent_s.max() <= tally.stopped_s
     assert log.end_s.max() >= tally.stopped_s  # what was in flight has been waited for
-    assert np.ptp(np.sort(log.sent_s)[:4]) >= 0.02 * 3 / 4
+    # Before any answer: each user a quarter of the ramp after the last, if the first is not late.
+    assert np.ptp(np.sort(log.sent_s)[:4]) >= 0.16 * 3 / 4 - 0.05
 
 
 def test_a_closed_loop_ends_when_the_requests_do() -> None:

@@ -297,6 +297,12 @@ def test_sizes_are_those_of_the_model_cards(name: str, config: dict[str, Any], b
     assert found.active_parameters == pytest.approx(active * 1e9, rel=0.1)  # cards round it
 
 
+@pytest.mark.parametrize(("config", "width"), [(STARCODER, 6144), (STARCODER_2_3B, 3072)])
+def test_starcoder_s_output_has_the_table_of_words_unless_told_otherwise(config: dict[str, Any], width: int) -> None:
+    tied, apart = (describe(config | {"tie_word_embeddings": said}, "s").parameters for said in (True, False))
+    assert describe(config, "s").parameters == tied == apart - width * 49152
+
+
 OURS = read_yaml(CATALOG / "configs.yaml", "file of configurations")
 
 

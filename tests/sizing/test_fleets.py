@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sizing import planner
 from sizing.analyses.daily import daily_rates, gpus_by_hour, peak_over_mean
 from sizing.analyses.existing import Existing, largest_rate
-from sizing.analyses.mixed import RequestKind, Supply, cheapest_counts, cheapest_mix, worth_mixing
+from sizing.analyses.mixed import RequestKind, Supply, asked_again, cheapest_counts, cheapest_mix, worth_mixing
 from sizing.analyses.sharing import (
     Share,
     SharedFleet,
@@ -26,7 +26,7 @@ from sizing.analyses.sharing import (
     shared_fleet,
 )
 from sizing.cli.plan import mixed
-from sizing.edge import BY_FORMULA, least
+from sizing.edge import BY_FORMULA, SlaMissed, least
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan, Rejection
 from sizing.question import Question
@@ -191,6 +191,21 @@ def test_a_mix_takes_bursts_with_its_spares_failed(rate: float) -> None:
     assert mixed(plan, {}, {}).gpus == plan.answer.gpus
     with pytest.raises(NoFeasiblePlan, match="too few"):
         mixed(plan, {}, {"g": plan.answer.gpus - 1})
+
+
+def test_a_group_that_bursts_leave_over_its_limits_is_no_smaller_than_its_fleet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missed(*_: object) -> float:
+        raise SlaMissed(SLA.limits[0], math.inf)
+
+    asked = question(25.0)
+    fleet = fleet_of(asked, gpu="g")
+    kind = RequestKind("g", 1, fleet.requests_per_s_per_replica)
+    monkeypatch.setattr("sizing.analyses.mixed.carried", missed)
+    assert fleet.replicas > 1
+    assert asked_again(asked, fleet, kind, 1) == [replace(kind, least=fleet.replicas)]
+    assert asked_again(asked, fleet, kind, 0) == [kind]
 
 
 def test_two_scarce_types_together_serve_what_neither_can_alone() -> None:

@@ -81,6 +81,9 @@ def test_a_gpu_without_kernel_timings_is_counted_from_the_data_sheet() -> None:
 def test_of_a_measured_engine_the_rest_is_not_known() -> None:
     use = known(memory_use(of(dataclasses.replace(ESTIMATE, basis="fitted")), LENGTHS))
     assert use.of(UNKNOWN) > 0 and use.of(KV_FREE) == 0 and "not measured" in use.note
+    # 64 layers of 8 heads of 128, keys and values, a byte each in fp8, on two GPUs.
+    tokens = of(ESTIMATE).in_flight * mean_context_tokens(LENGTHS)
+    assert use.of(KV_USED) == pytest.approx(tokens * 64 * 8 * 128 * 2 / 2)
 
 
 @pytest.mark.parametrize(

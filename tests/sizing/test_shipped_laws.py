@@ -141,6 +141,12 @@ def test_a_roofline_holds_a_state_for_each_sequence_however_short(precision: Pre
     assert law.sequence_s == pytest.approx(read_s, rel=0.05)
 
 
+def test_a_token_at_the_context_of_the_catalogue_takes_what_stands_there() -> None:
+    """Its state and its growth together, where a GPU has the whole model: neither is counted twice."""
+    for model in (each for each in models().values() if each.state_values):
+        assert held_bytes(model, Layout(), "bf16")[1] == pytest.approx(2 * model.kv_values_per_token)
+
+
 def timed() -> Timed:
     memory = Memory("trtllm", 80e9, 40e9, 0.0, tuple(1e5 * length for length in KV_LENGTHS))
     return Timed("trtllm", "1.0", StepLaw(5e-3, 1e-3, 2e-5, 0, 4e-8), 0.02, 0.03, memory)

@@ -13,6 +13,7 @@ from sizing.analyses.whatif import (
     AtTp,
     BatchLimit,
     Ratios,
+    Setup,
     WhatIf,
     by_data_sheet,
     sheet_of,
@@ -25,6 +26,7 @@ from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import DoesNotFit
 from sizing.estimate import estimate
 from sizing.plans import Candidate, Fleet, Rejection
+from sizing.workload import Lengths, Workload
 from tests.sizing.whatif_cases import LENGTHS, MIXTURE, QUESTION, QWEN, after
 
 # Precision and TP.
@@ -111,6 +113,16 @@ def test_weights_that_no_longer_fit_are_a_rejection() -> None:
     found = what_if(QUESTION, candidate, [BatchLimit(64), AtTp(1)], BY_FORMULA)
     assert isinstance(found.after, Rejection)
     assert found.after.kind == "memory"
+
+
+def test_a_request_must_fit_in_the_cache_of_one_rank() -> None:
+    """All eight ranks together would hold it in what they have left, and one alone does not."""
+    layout, fp8 = Layout(dp=8, ep=8), estimate(MIXTURE, "h200_sxm", Layout(dp=8, ep=8), "fp8", LENGTHS, engine="trtllm")
+    left = after(AtPrecision("bf16"), fp8).candidate.replica.batching.kv_tokens
+    assert 0 < left < fp8.replica.batching.kv_tokens
+    long = dataclasses.replace(QUESTION, workload=Workload(Lengths(left // layout.dp, 2), 1.0))
+    with pytest.raises(DoesNotFit, match="GB more per GPU"):
+        AtPrecision("bf16").apply(Setup(fp8, long))
 
 
 def test_an_unknown_cache_stays_unknown(bf16: Candidate) -> None:

@@ -106,3 +106,8 @@ def test_a_time_with_many_blanks_is_read_in_no_time() -> None:
         parse_seconds("--ttft", f"5{blanks}0ms")
     assert time.process_time() - started_s < 5
     assert parse_seconds("--ttft", f" 5{blanks}ms ") == pytest.approx(0.005)
+
+
+def test_a_spread_below_0_is_refused_by_what_it_may_be() -> None:
+    with pytest.raises(ScenarioError, match=r"^isl_cv must be a number from 0 on, got -0\.1$"):
+        Lengths(100, 10, isl_cv=-0.1)

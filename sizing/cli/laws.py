@@ -199,12 +199,12 @@ def simulate_command(json_: bool, replications: int, requests: int, seed: int, t
         return
     run = run_simulation(replica, workload, watch=Watch(token_gaps), **fleet)
     gaps_s = {f"gap_{name}_s": getattr(run.watched, f"gap_{name}_s") for name in ("p50", "p95", "p99") if token_gaps}
+    found = run.prediction()
     if json_:
-        found = run.prediction()
         extra = {"requests_per_s": run.requests_per_s, "mean_in_flight": run.mean_in_flight, "seed": seed}
         write_json({**prediction_json(found), **extra, **run.losses, **gaps_s, "warnings": cautions(found.warnings)})
     else:
-        print_prediction(run.prediction(), f"{requests:,} requests, seed {seed}")
+        print_prediction(found, f"{requests:,} requests, seed {seed}")
         if token_gaps:
             figures = ", ".join(f"{name[4:7]} {1000 * gap_s:.3g} ms" for name, gap_s in gaps_s.items())
             console().print(f"Gaps between tokens: {figures}.")

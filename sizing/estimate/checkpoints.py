@@ -251,7 +251,8 @@ def describe(
         return _model(keys, layers, model_id, name, packed)
     except ValidationError as error:
         fault = first_fault(error)
-        raise CatalogueError(f"{model_id}, key {fault.key!r}: {fault.reason}") from None
+        key, _, _ = fault.key.partition(".")  # after it comes the way by which the value was read
+        raise CatalogueError(f"{model_id}, key {key!r}: {fault.reason}") from None
     except _Unusable as error:
         raise CatalogueError(f"{model_id}, {error}") from None
 

@@ -576,3 +576,9 @@ def test_a_configuration_that_cannot_be_used_is_one_line_and_exit_2(
     assert code == 2
     assert said.count("\n") == 1
     assert "'hidden_size'" in said
+
+
+@pytest.mark.parametrize(("key", "value"), [("sliding_window_pattern", "XY"), ("moe_layer_freq", -1)])
+def test_a_key_of_several_forms_is_named_as_it_stands_in_the_file(key: str, value: object) -> None:
+    with pytest.raises(CatalogueError, match=f"key '{key}': "):
+        describe({**GEMMA_3_4B, key: value}, "m")

@@ -1,4 +1,4 @@
-"""The planner from a program: a plan, latencies with more and fewer replicas, and an SLA that nothing meets.
+"""Use the planner from a program: a plan, latencies with more and fewer replicas, and an SLA that nothing meets.
 
 Run: python -m examples.library in the repository, python library.py where the package is installed
 """

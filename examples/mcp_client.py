@@ -1,4 +1,4 @@
-"""What a language model does with the planner's tools: size, explain, compare, by the official SDK's client.
+"""How a language model uses the planner's tools: size, explain, compare, through the official SDK's client.
 
 Run: python -m examples.mcp_client in the repository. Where the package is installed, the server is `sizing-mcp`.
 """
@@ -25,7 +25,7 @@ async def call(client: Client, tool: str, given: dict[str, Any]) -> dict[str, An
 
 
 async def talk() -> None:
-    """A conversation over the standard streams of the server; of its answers the part that is talked about."""
+    """A conversation over the server's standard streams; prints the part of each answer that matters."""
     async with Client(SERVER) as client:
         print("tools:", ", ".join(tool.name for tool in (await client.list_tools()).tools))
 

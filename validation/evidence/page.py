@@ -8,140 +8,144 @@ from validation.evidence.table import ENOUGH, EvidenceRow, markdown, verdict
 
 ABOUT = """# Accuracy
 
-Written by `python -m sizing validate{options} --markdown docs/accuracy.md`, which anyone can run again: the cases
-determine all random numbers, so the table is the same on any machine, but for some
-tenths of a per cent where a processor rounds otherwise and a fit takes another path.
+This page is written by `python -m sizing validate{options} --markdown docs/accuracy.md`, which anyone can run again.
+The cases determine all random numbers, so the table is the same on any machine, apart from some tenths of a per cent
+where a processor rounds differently and a fit takes another path.
 
 An error is (answer - truth) / truth; median, 90th percentile (p90) and worst are of its absolute value. *Optimistic*
-means that the answer promises more requests/s, or shorter times, than the truth. A goal on shares is judged from
-{enough} answers on.
+means that the answer promises more requests/s, or shorter times, than the truth. A goal on shares is judged only with
+{enough} answers or more.
 
 ## What is claimed
 
-Real servers first. Where published measurements are available (`--data`; the sample comes with aiconfigurator-core),
-some rows calibrate and the others are predicted. Only the rows about servers, mixtures, estimates, open loops, random
-arrivals from closed loops, sessions, GuideLLM, the trace and static batches are about real machines.
+Real servers come first. Where published measurements are available (`--data`; the sample comes with
+aiconfigurator-core), some rows calibrate and the others are predicted. Only the rows about dense servers, mixtures of
+experts, estimates, open loops, random arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
+about real machines.
 
-- **Dense servers and mixtures of experts.** Closed loops of vLLM, SGLang and TensorRT-LLM on H100, H200 and Blackwell
-  GPUs, with the means of TTFT and ITL of whole runs, from which requests/s follow by Little's law. *Other loads*: four
-  levels of one pair of lengths are fitted, the levels between predicted. *Other lengths*: four levels of each other
-  pair of lengths of a server are fitted, and all levels of the pair left out predicted. *More users*: the two highest
-  levels are predicted from those below. The fit is the product's: it leans on the day-zero law of model and GPU where
-  it knows both, and is told neither how the users began nor how the engine forms its batches. The series (the servers,
-  for other lengths) are divided in halves by a hash of their names: what the fit weighs and allows for was chosen on
-  one half, and only the other is in the table. The note has median and p90 of straight lines in logarithms through the
-  same fitted levels: interpolated, of the nearest lengths, or drawn out. The rule of means is not beside: these rows
-  hold means only. Rows are left out for a fault of their own; the first row counts them. Rows of InferenceX, most of
-  which do not bear its mark, are read with the lengths that its client draws, and what was measured once counts once:
-  until November such rows stood in the sample twice, at two lengths, one of which was never sent. Decided on the first
-  half as well: that what the fitted levels show beyond the law is carried over to other levels and, by their nearness,
-  to other lengths; that a fifth of an answer between levels is the straight line, and three tenths of a mean TTFT
-  beyond the most users; how far a mean TTFT is trusted that nobody judged steady; what attention costs where timings do
-  not tell, how far those of a token's arithmetic are trusted, and what mixtures have beside them in an iteration with a
-  prompt; what a batching policy other than the engine's default must gain to be believed; and how wide bands are.
+- **Dense servers and mixtures of experts (MoE).** Closed loops of vLLM, SGLang and TensorRT-LLM on H100, H200 and
+  Blackwell GPUs, with the means of TTFT and ITL of whole runs, from which requests/s follow by Little's law. *Other
+  loads*: four levels of one pair of lengths are fitted, the levels between them predicted. *Other lengths*: four levels
+  of each other pair of lengths of a server are fitted, and all levels of the pair left out predicted. *More users*: the
+  two highest levels are predicted from those below. The fit is the product's: it leans on the day-zero law of model and
+  GPU where it knows both, and is given neither how the users started nor how the engine forms its batches. The series
+  (for other lengths, the servers) are split into halves by a hash of their names: what the fit weighs and allows for
+  was chosen on one half, and only the other half is in the table. The note gives median and p90 of straight lines in
+  logarithms through the same fitted levels: interpolated, of the nearest lengths, or extrapolated. The rule of means is
+  not compared, because these rows contain only means. Rows are left out for faults of their own; the first row counts
+  them. Rows of InferenceX, most of which do not bear its mark, are read with the lengths that its client draws, and
+  each measurement counts once: until November such rows were in the sample twice, at two lengths, one of which was
+  never sent. The first half also decided that what the fitted levels show beyond the law is carried over to other
+  levels and, by nearness, to other lengths; that a fifth of an answer between levels is the straight line, and three
+  tenths of a mean TTFT beyond the most users; how far to trust a mean TTFT that nobody judged steady; what attention
+  costs where timings do not show it, how far to trust the timings of a token's arithmetic, and what MoE models add to
+  an iteration with a prompt; what a batching policy other than the engine's default must gain to be believed; and how
+  wide bands are.
 - **One level.** The same series, each fitted to one of its levels, which scales the day-zero law of model and GPU: the
-  middle one; the note has the lowest and the highest. Predicted are the rest of the series (*other loads*) and the
-  nearest other lengths of the same server (*other lengths*). Beside it the day-zero estimate alone, and the fit of four
-  levels at levels that it has not seen. How far estimates err together was chosen on the half that is not in the table;
-  what is measured of TTFT holds the burst of the start, of which one level cannot tell.
-- **Estimates.** The same closed loops, predicted from kernel timings before anything of the server was measured. What
-  servers have beyond their kernels (factors by kind of model, engine, generation of the GPU, precision, release and
-  model, see `sizing/estimate/silicon.py`) is fitted to all rows but those of a whole group: each pair of model and GPU,
-  each model, each GPU; models of one shape are one model. The law is that of the row's own engine, experts split as in
-  the row; rows without such a law are left out, and the first row counts them. The loop begins with all users together
-  and counts every request. Beside it: *own kernels*, the same law without corrections; *kernels of the shipped table*,
-  on which fits lean; and *AIConfigurator*, the account (`run_agg`) by its successor aisimulate of the row's layout and
-  batch, one prompt an iteration. How strongly effects are shrunk, and that half of a correction is applied, was chosen
-  among about forty settings by errors of left-out groups in the same sample, which flatters them a little; so was, in
-  November, that the model is one of the factors. vLLM is taken to choose a step ahead from 0.14 on, as its defaults
-  say. That was found on a real H200 ([gpu-measurements.md](gpu-measurements.md)), where without it TTFT p50 under
-  random arrivals was estimated 23 % off in the median, with it 12 %; in this sample TTFT gains 0.5 to 2 points, and ITL
-  of mixtures loses 0.3. Of TensorRT-LLM most rows are release candidates of 1.0, which come out worse with it, so its
-  estimates have none. The bands are those that the other groups of the class leave.
+  middle level; the note has the lowest and the highest. The predictions are for the rest of the series (*other loads*)
+  and the nearest other lengths of the same server (*other lengths*). They are compared with the day-zero estimate
+  alone, and with the fit of four levels at levels that it has not seen. How far estimates err together was chosen on
+  the half that is not in the table; the measured TTFT includes the burst of the start, which one level cannot reveal.
+- **Estimates.** The same closed loops, predicted from kernel timings before anything of the server was measured. The
+  overhead of servers beyond their kernels (factors by kind of model, engine, generation of the GPU, precision, release
+  and model, see `sizing/estimate/silicon.py`) is fitted to all rows but those of a whole group: each pair of model and
+  GPU, each model, each GPU; models of one shape are one model. The law is that of the row's own engine, with experts
+  split as in the row; rows without such a law are left out, and the first row counts them. The loop begins with all
+  users together and counts every request. It is compared with *own kernels*, the same law without corrections; *kernels
+  of the shipped table*, on which fits lean; and *AIConfigurator*, the account (`run_agg`) by its successor aisimulate
+  of the row's layout and batch, one prompt an iteration. The strength of shrinkage of the effects, and applying half of
+  a correction, were chosen among about forty settings by errors of left-out groups in the same sample, which flatters
+  them a little; so was, in November, the model as one of the factors. vLLM is assumed to schedule a step ahead from
+  0.14 on, as its defaults say. This was found on a real H200 ([gpu-measurements.md](gpu-measurements.md)), where TTFT
+  p50 under random arrivals was estimated 23 % off in the median without it and 12 % off with it; in this sample TTFT
+  gains 0.5 to 2 points, and ITL of MoE models loses 0.3. Most TensorRT-LLM rows are release candidates of 1.0, which
+  come out worse with it, so its estimates have none. The bands follow from the errors in the other groups of the class.
 - **Band, of dense servers and mixtures.** How often the 90 % bands of the same predictions hold the measured figure.
-  Those of mean TTFT of dense servers at other lengths hold nearly all here, and 84 % of 628 in the half chosen on,
-  which has the servers of Llama-3.1-8B: 88 % of all.
-- **Open loops.** Sixteen published runs of vLLM 0.15 on H100, four models, constant rates, repeated prompts. Of each
-  server one stage is left out and simulated with the law fitted to the others. Beside it a line through the same figure
-  of the other stages, and the rule of means, which takes that line through the mean for the percentile. The choice of
-  how an engine looks ahead and what a prompt costs was made with an eye on such runs, so these rows are not untouched.
+  The bands of mean TTFT of dense servers at other lengths hold nearly all figures here, and 84 % of 628 in the half
+  used for the choices, which has the servers of Llama-3.1-8B: 88 % of all.
+- **Open loops.** Sixteen published runs of vLLM 0.15 on H100, four models, constant rates, repeated prompts. For each
+  server, one stage is left out and simulated with the law fitted to the others. It is compared with a line through the
+  same figure of the other stages, and with the rule of means, which uses that line through the mean as the percentile.
+  The engine's look-ahead and the cost of a prompt were chosen with an eye on such runs, so these rows are not
+  untouched.
 - **Random arrivals from closed loops.** A real vLLM 0.32 with random weights, measured on two cores by this program
   (`python -m validation.measure_vllm`; the tables are in the package), at two paces. *At the pace of GPUs*: scheduler,
   KV cache and servers are vLLM's, and each step lasts as long as the kernel timings of vLLM on H100 say. *On a CPU*:
   each step lasts as long as the CPU takes, which its servers and the client need as well. The law is fitted to closed
-  loops of 1 to 32 users at one to three mixes of lengths; Poisson arrivals at 50, 70 and 85 % of the most requests/s of
-  a closed loop are predicted, each rate in three rounds (of 45 to 60 seconds at the pace of GPUs, of 25 on the CPU),
+  loops of 1 to 32 users at one to three mixes of lengths. It predicts Poisson arrivals at 50, 70 and 85 % of the most
+  requests/s of a closed loop, each rate in three rounds (of 45 to 60 seconds at the pace of GPUs, of 25 on the CPU),
   which took turns with the closed loops. *Four levels of the mix alone*: what `calibration size` would measure of one
-  mix, which hardly separates what a token of a prompt costs from what an iteration with a prompt costs beside it. *Four
-  levels of the mix and one of random arrivals*: these and the first round at the middle rate, as `calibration run`
-  ends; that round is not judged.
+  mix, which hardly separates the cost of a prompt token from the fixed cost of an iteration with a prompt. *Four levels
+  of the mix and one of random arrivals*: these and the first round at the middle rate, as `calibration run` ends; that
+  round is not judged.
 
-  What is asked of the law is the very arrivals that a round sent, drawn again from their seed, from an empty server on;
-  only the lengths of the requests are left to chance, and sixty draws of them are averaged. How many arrivals were
-  drawn is not in the tables: it follows from what the level before had shown, and of the measurements that ended with
-  their arrivals all but a few then last as long as these, to the millisecond; six that do not are asked of any
-  arrivals. Until 27 November all were. But every server had been sent the same nine streams, so that one unlucky stream
-  counted as many errors of the law: p95 TTFT at the pace of GPUs then erred by 10.4 % in the median, on the CPU by 17.4
-  %, and bands were twice as wide. The note has the errors of any arrivals as well. Servers measured from now on have
-  streams of their own. The band is that of `size --verify`, which knows the lengths too.
+  The law is asked about exactly the arrivals that a round sent, drawn again from their seed, starting from an empty
+  server; only the lengths of the requests are left to chance, and sixty draws of them are averaged. The tables do not
+  record how many arrivals were drawn. The number follows from the results of the level before, and nearly all
+  measurements that ended with their arrivals then last as long as these, to the millisecond; for six that do not, the
+  law is asked about any arrivals. Until 27 November it was for all of them. But every server had been sent the same
+  nine streams, so one unlucky stream counted as many errors of the law: p95 TTFT at the pace of GPUs was then off by
+  10.4 % in the median, on the CPU by 17.4 %, and bands were twice as wide. The note has the errors for any arrivals as
+  well. Servers measured from now on have streams of their own. The band is that of `size --verify`, which knows the
+  lengths too.
 
-  The fit is told the batch limit, which vLLM's metrics lack, but for *few slots*, and by its name the model, whose
-  shape says how many experts a batch reads; no kernel timings. It leans on vLLM's default of 2,048 tokens an iteration
-  on a CPU and on small GPUs, which the servers at the pace of GPUs were given too; those on the CPU had 1,024. Of
-  prompts that begin alike the share found in the prefix cache is that which the server counted. The notes say how far
-  repeated measurements lie apart: an error cannot be told below that. Three rounds of a rate share one law, so 132
-  rounds are no more than 45 tries. *Small chunks* is a server that takes 256 tokens an iteration, which it does not
-  tell: how a fit finds that was made with an eye on its rates. Nothing of the law or the fit was changed for *wide
-  lengths*, which vary as much as their mean, *whole prompts* (no chunked prefill), *few slots* (8 sequences at once)
-  and *look-ahead* (asynchronous scheduling, which vLLM has off on a CPU and on beside GPUs). TTFT of the dense server
-  comes out 4 to 10 % too short with prompts of 64 and 512 tokens: API server and client share a core, and a closed loop
-  cannot show what a first token takes from the one to the other, as who is answered later asks later. So these fits
-  lean on what other servers of the engine took to send a token, 0.08 ms; random arrivals that are fitted as well say
-  0.15 to 0.19 ms here.
+  The fit is given the batch limit, which vLLM's metrics lack, except for *few slots*, and the name of the model, whose
+  shape says how many experts a batch reads; it gets no kernel timings. It leans on vLLM's default of 2,048 tokens an
+  iteration on a CPU and on small GPUs, which the servers at the pace of GPUs were given too; those on the CPU had
+  1,024. For prompts that begin alike, the share found in the prefix cache is the one that the server counted. The notes
+  say how far repeated measurements lie apart: no smaller error can be detected. Three rounds of a rate share one law,
+  so 132 rounds are no more than 45 tries. *Small chunks* is a server that takes 256 tokens an iteration and does not
+  report it: the fit's way of finding that was made with an eye on its rates. Nothing in the law or the fit was changed
+  for *wide lengths*, which vary as much as their mean, *whole prompts* (no chunked prefill), *few slots* (8 sequences
+  at once) and *look-ahead* (asynchronous scheduling, which vLLM has off on a CPU and on with GPUs). TTFT of the dense
+  server comes out 4 to 10 % too short with prompts of 64 and 512 tokens: API server and client share a core, and a
+  closed loop cannot show how long a first token takes from one to the other, because users who get later answers also
+  send later. So these fits lean on the time that other servers of the engine took to send a token, 0.08 ms; random
+  arrivals that are fitted as well say 0.15 to 0.19 ms here.
 
   *On an H200*: vLLM 0.25.1 on a real GPU, for 20 minutes and on another day for 30: Llama-3.1-8B in bf16 at three
   mixes, Qwen3-30B-A3B in bf16 at two, Qwen3-32B in fp8 at one ([gpu-measurements.md](gpu-measurements.md)). Closed
-  loops had 8 to 10 seconds, rates 25 to 35, most of them one round. The requests were kept, so what is asked of the law
-  is these very ones, with their lengths. Of the 32B model a decode step takes 12.9 ms with 16 sequences and 16.7 ms
-  with 17, where vLLM takes another kernel; closed loops of 16 and 48 users do not show it, and ITL comes out up to 21 %
-  too short. Since then `calibration size` chooses levels between powers of two as well. Of the mixture an iteration
-  with a prompt lasts 50 to 80 ms whatever the prompt's length, as its host takes that long to launch it, and p95 TTFT
-  with prompts of 1,000 tokens comes out 18 to 28 % too short. Above some 3,500 output tokens/s TTFT of the 8B model was
-  10 to 30 % longer than first predicted: it is lost outside the engine, whose API server is one Python process that
-  sends 128 tokens every 25 ms. The law has had a term for that since (`send_s`), whose form was found on those rows, so
-  that they flatter it; GuideLLM's and the published open loops are its test: p95 TTFT of a stage left out had 34.1 % at
-  p90 without it and has 28.7 % with it. Of the dense server at the pace of GPUs and those on the CPU closed loops cover
-  lengths evenly; the other servers were measured before that, and at two users have 4 to 13 % more requests/s by luck
-  of their lengths.
+  loops lasted 8 to 10 seconds, rates 25 to 35, most of them one round. The requests were kept, so the law is asked
+  about exactly these, with their lengths. A decode step of the 32B model takes 12.9 ms with 16 sequences and 16.7 ms
+  with 17, where vLLM switches to another kernel; closed loops of 16 and 48 users do not show it, and ITL comes out up
+  to 21 % too short. Since then `calibration size` chooses levels between powers of two as well. An iteration of the MoE
+  model with a prompt lasts 50 to 80 ms whatever the prompt's length, because its host takes that long to launch it, and
+  p95 TTFT with prompts of 1,000 tokens comes out 18 to 28 % too short. Above some 3,500 output tokens/s, TTFT of the 8B
+  model was 10 to 30 % longer than first predicted: the time is lost outside the engine, whose API server is one Python
+  process that sends 128 tokens every 25 ms. The law has had a term for that since (`send_s`), whose form was found on
+  those rows, so they flatter it; GuideLLM's and the published open loops test it: p95 TTFT of a stage left out had
+  34.1 % at p90 without it and has 28.7 % with it. For the dense server at the pace of GPUs and the servers on the CPU,
+  closed loops cover lengths evenly; the other servers were measured before that, and at two users have 4 to 13 % more
+  requests/s by luck of their lengths.
 - **Sessions on a prefix cache.** The same vLLM at the pace of GPUs, with prefix caching and a KV cache of three sizes:
   roomy, tight, and thrashing, where contexts crowd each other out before their next turn. Sessions of eight turns begin
-  at random, once a second, for two and a half minutes, twice; every turn repeats all that was said, the server's own
-  answers token by token. The law is fitted to closed loops of single requests as long as turns are, half of them with
-  prompts most of which is found; no hit rate of sessions is told. What is found in the cache is the server's own count,
-  an error of it a difference in points. Where the cache is tight one such measurement lies points from the mean by
-  chance, so what is judged, at its worst size, is simulated of the very sessions that were measured: their starts,
-  lengths and thinking times. The note has what is simulated of any sessions, sixty measurements from an empty server
-  on, and how far the mean of two lies from it by chance.
-  The choice of the closed loops was made with an eye on these rows: those of the rows above, of 64, 512 and 1,500
-  tokens, give a law 7 % too fast where the pace of GPUs has a step, at prompts of about 1,000; with it the hit rate of
-  the smallest cache errs by 3.2 points, and TTFT of later turns by 18 % (p50) and 22 % (mean).
-  That the very sessions are simulated was decided after the first comparison too: by averages over any sessions, as
-  first planned, the hit rate of the smallest cache errs by 4.8 points and the median of later TTFT by 15.8 %.
+  at random, once a second, for two and a half minutes, twice; every turn repeats the whole conversation, the server's
+  own answers token by token. The law is fitted to closed loops of single requests as long as turns, half of them with
+  prompts that are mostly found in the cache; it is given no hit rate of sessions. The share found in the cache is the
+  server's own count, and its error is a difference in points. Where the cache is tight, one such measurement lies
+  points from the mean by chance, so the judged figure, at its worst size, comes from a simulation of exactly the
+  sessions that were measured: their starts, lengths and thinking times. The note gives the simulation of any sessions,
+  sixty measurements starting from an empty server, and how far the mean of two lies from it by chance. The closed loops
+  were chosen with an eye on these rows: those of the rows above, of 64, 512 and 1,500 tokens, give a law 7 % too fast
+  where the pace of GPUs has a step, at prompts of about 1,000; with it the hit rate of the smallest cache is off by 3.2
+  points, and TTFT of later turns by 18 % (p50) and 22 % (mean). Simulating exactly these sessions was also decided
+  after the first comparison: with averages over any sessions, as first planned, the hit rate of the smallest cache is
+  off by 4.8 points and the median of later TTFT by 15.8 %.
 - **GuideLLM.** A sweep of constant rates at sixteen mixes of lengths, each run for six minutes. The two highest rates
-  of each mix are predicted from the lower ones: of all mixes together, and of the mix alone; beside them the same
-  figure of the mix on a straight line in logarithms through its lower rates, drawn out. What is asked is what the
-  planner answers for the mix, sixteen runs simulated of the lengths that the client draws. Until November the law of
-  all lengths was asked, without the bend that a planner is given for lengths that were measured: ITL, TTFT p50 and p95,
-  E2E p95 and p99 then erred by 8.2, 10.2, 11.5, 8.8 and 11.0 % in the median. The formula speaks of a steady state,
-  which runs near saturation do not reach in six minutes. The band holds what one run of the kind may show: what its
-  lengths differ by, and what the run would have been by laws one standard error away. Until 27 November the latter was
-  by formula, and near saturation far too much: ITL then lay in all bands.
+  of each mix are predicted from the lower ones: of all mixes together, and of the mix alone; they are compared with the
+  same figure of the mix on a straight line in logarithms through its lower rates, extrapolated. The prediction is what
+  the planner answers for the mix: sixteen simulated runs with the lengths that the client draws. Until November it came
+  from the law of all lengths, without the bend that a planner gets for measured lengths: ITL, TTFT p50 and p95, E2E p95
+  and p99 were then off by 8.2, 10.2, 11.5, 8.8 and 11.0 % in the median. The formula describes a steady state, which
+  runs near saturation do not reach in six minutes. The band covers what one run of the kind may show: the variation due
+  to its lengths, and what the run would have been by laws one standard error away. Until 27 November the latter was by
+  formula, and near saturation far too wide: ITL then lay in all bands.
 - **The trace, static batches.** The second half of a trace from the first; prefill and decode times of a batch from six
   of them.
 - **Systems with exact answers.** The simulator, reduced to queues with a known solution (M/M/c, with a limit of places,
   with customers who give up, with priorities; M/G/1, processor sharing, arrivals whose rate jumps, batch service,
-  fleets behind a router), against the formulas. At least 24 independent runs each: the difference must be below 4
-  standard errors, and the standard error below 1 %.
+  fleets behind a router), is compared with the formulas. Each has at least 24 independent runs: the difference must be
+  below 4 standard errors, and the standard error below 1 %.
 - **Largest rate.** The requests/s one replica carries under limits on TTFT and ITL, at p95 or p99. The answer is
   produced as in the product: eight closed-loop points with 2 % noise, at two lengths that mostly differ from those of
   the question; then the fit and the search. The truth is the engine itself, simulated at 400,000 requests per rate with
@@ -161,8 +165,8 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
 
 - Simulated engines follow the family of laws and schedulers that this planner assumes. Only the measured rows show that
   the law itself holds for an engine. Static batches are the only rows with steps timed one by one.
-- The mean TTFT of a closed loop holds the burst of its start, of unpublished length. It says little of TTFT under
-  arrivals at random or at a steady rate, and its band is wide.
+- The mean TTFT of a closed loop includes the burst of its start, of unpublished length. It says little about TTFT under
+  random arrivals or a steady rate, and its band is wide.
 - There are no measured rows with random arrivals held for hours, or on a GPU below saturation, and none with several
   replicas behind a router, speculative decoding or separate prefill servers. Those features are simulated, and compared
   with a naive second simulator in the tests. Prefix caches are measured in the open loops, where nearly all of each
@@ -170,11 +174,11 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
 - Calibration noise of simulated engines is 2 % and independent from point to point. A throttled or shared server is off
   by more, at all its points together.
 - Day-zero estimates are checked on ten models and four GPUs of two generations, of which the table leaves out one at a
-  time. With a GPU left out, ITL of dense models is further off than by kernels alone, and bands of mixtures on
+  time. With a GPU left out, ITL of dense models is further off than by kernels alone, and bands of MoE models on
   Blackwell hold too seldom. Bands of GPUs that were never measured are wider, and nothing shows that they are wide
   enough.
-- What an estimate adds to an iteration with a prompt (some 10 ms) rests on prompts that mostly fit into one iteration:
-  whether each chunk of a longer prompt pays it again, no row tells.
+- The time that an estimate adds to an iteration with a prompt (some 10 ms) is based on prompts that mostly fit into one
+  iteration: no row shows whether each chunk of a longer prompt pays it again.
 
 ## The table
 

@@ -1,4 +1,4 @@
-"""How many GPUs for N requests/s of a model under a latency SLA, for programs.
+"""How many GPUs for N requests/s of a model under a latency SLA: the library for programs.
 
 >>> import sizing
 >>> plan = sizing.plan(
@@ -9,16 +9,16 @@
 16
 
 - `plan`: the smallest fleet whose latency percentiles meet the SLA at a load
-- `capacity`: the largest load that a fleet which exists carries under the SLA
+- `capacity`: the largest load that an existing fleet carries under the SLA
 - `read_points`: measured points from a table, which `plan` and `capacity` take as `points`
 - `fit`: the iteration-time law of measured points, with its uncertainty
 - `predict`: latency percentiles of equal replicas at a load, by formula or by simulation
 - `simulate`: every single request of such a load
 - `caution`: one of an answer's `warnings` in words; each has a `kind` and its figures
 
-Times are seconds, rates are requests per second, lengths are tokens. Every error that is raised on purpose is a
-`SizingError` with one line of text. What is offered is loaded on first use, so that a command line that needs less
-starts without the rest. The code is to be read from sizing/planner.py on.
+Times are seconds, rates are requests per second, lengths are tokens. Every error raised on purpose is a `SizingError`
+with one line of text. Names are loaded on first use, so that a command line that needs less starts without the rest. To
+read the code, start at sizing/planner.py.
 """
 
 from importlib import import_module

@@ -11,8 +11,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from sizing.cli import main
 
 OBJECTS_BETWEEN_COLLECTIONS = 250_000
-"""More than the modules of a plan make: Python's 700 would search them again and again while they load, a tenth of a
-short run."""
+"""More than the modules of a plan create: with Python's 700, the collector would scan them again and again while they
+load, a tenth of a short run."""
 
 
 def start(program: str = "sizing") -> NoReturn:

@@ -1,9 +1,9 @@
-"""How much computing a question may cost, and a look now and then whether anybody still waits for the answer.
+"""A limit on the CPU time of a question, and a regular check whether anybody still waits for the answer.
 
-Whoever asks sets the terms: the command line by `--time-limit`, a page for each visit. Whatever computes for long
-(`queueing.predict`, the simulator) calls `checkpoint` between its parts, which costs next to nothing where nobody set
-any. The terms belong to the thread that asked; time is the CPU time of that thread, so that a busy machine refuses no
-more than an idle one.
+The caller sets the terms: the command line by `--time-limit`, a page for each visit. Long computations
+(`queueing.predict`, the simulator) call `checkpoint` between their parts, which costs next to nothing if no terms were
+set. The terms belong to the thread that asked; time is the CPU time of that thread, so a busy machine refuses no more
+than an idle one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sizing.errors import ScenarioError, TimeLimitReached
 from sizing.numbers import significant
 
 LEAST_TOLD = 0.05
-"""Share of the time from which a kind of work is told of."""
+"""Share of the time from which a kind of work is mentioned."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """CPU seconds that a question may take, `look_up` for what else may end it, and what the time went into so far."""
+    """CPU seconds that a question may take, `look_up` for other reasons to end it, and where the time went so far."""
 
     limit_s: float
     look_up: Callable[[], object]
@@ -35,7 +35,8 @@ class Budget:
     times: dict[str, int] = field(default_factory=dict)
 
     def check(self, doing: str) -> None:
-        """Book the time since the last check; raises TimeLimitReached beyond the limit, and what `look_up` raises."""
+        """Record the time since the last check; raises TimeLimitReached beyond the limit, and whatever `look_up`
+        raises."""
         now_s = thread_time()
         self.spent_s[self.doing] = self.spent_s.get(self.doing, 0.0) + now_s - self.since_s
         self.since_s = now_s
@@ -50,7 +51,7 @@ class Budget:
             )
 
     def dearest(self) -> str:
-        """What took most of the time, for instance: 21 s for 52 × simulation of 240,000 requests."""
+        """The most expensive work so far, for instance: 21 s for 52 × simulation of 240,000 requests."""
         whole_s = sum(self.spent_s.values())
         by_time = sorted(self.spent_s.items(), key=lambda spent: -spent[1])
         told = [
@@ -65,15 +66,15 @@ _terms: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
 def nobody_leaves() -> None:
-    """The command line's look: who asked waits."""
+    """`look_up` of the command line: the user always waits."""
 
 
 @contextmanager
 def within(limit_s: float = math.inf, look_up: Callable[[], object] = nobody_leaves) -> Iterator[None]:
-    """Let what is computed inside take at most `limit_s` seconds of CPU; 0 = as long as it takes.
+    """Limit the work inside to `limit_s` seconds of CPU; 0 = as long as it takes.
 
-    `look_up` is called now and then and may raise. Raises TimeLimitReached beyond the limit, which says what took so
-    long; ScenarioError for a limit below 0.
+    `look_up` is called now and then and may raise. Raises TimeLimitReached beyond the limit, with what took so long;
+    ScenarioError for a limit below 0.
     """
     if not limit_s >= 0:
         raise ScenarioError(f"the time limit must be 0 (none) or more seconds, got {limit_s:g}")
@@ -86,13 +87,13 @@ def within(limit_s: float = math.inf, look_up: Callable[[], object] = nobody_lea
 
 
 def unbilled(spent_s: float) -> None:
-    """Take CPU seconds that this thread has just spent, and no second question will, out of the account."""
+    """Exclude from the account CPU seconds that this thread has just spent and no second question will."""
     if (budget := _terms.get()) is not None:
         budget.began_s += spent_s
         budget.since_s += spent_s
 
 
 def checkpoint(doing: str = "") -> None:
-    """A place where work may end: `doing` names what begins here; empty while the same goes on."""
+    """A place where work may end: `doing` names what begins here; empty while the same work continues."""
     if (budget := _terms.get()) is not None:
         budget.check(doing)

@@ -1,4 +1,4 @@
-"""The ways to serve a model that a plan compares: fitted from measured points, estimated where there are none."""
+"""The ways to serve a model that a plan compares: fitted to measured points, or estimated where there are none."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Key = tuple[str, str, Layout, str]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What may be bought: GPUs, precisions, layouts and engines to compare. Empty precisions = all that make sense.
+    """Hardware and software to compare: GPUs, precisions, layouts, engines. Empty precisions = all sensible ones.
 
-    `tps` are layouts of tensor parallelism alone, beside the other `layouts`; with neither, all that make sense.
-    Empty `gpus` = those that the points were measured on. Empty `engines` = those that the model was measured with,
-    estimates of every engine with timings where it was not. `basis` "measured" leaves estimates out.
+    `tps` are pure tensor-parallel layouts, in addition to the other `layouts`; with neither, all sensible ones. Empty
+    `gpus` = those that the points were measured on. Empty `engines` = those that the model was measured with, or, if it
+    was not, every engine with timings. `basis` "measured" leaves estimates out.
     """
 
     gpus: tuple[str, ...] = ()
@@ -43,11 +43,11 @@ class Choice:
 
     @property
     def asked(self) -> tuple[Layout, ...]:
-        """The layouts asked for by name, empty for any."""
+        """The layouts requested by name, empty for any."""
         return tuple(dict.fromkeys((*map(Layout, self.tps), *self.layouts)))
 
     def allows(self, deployment: Deployment) -> bool:
-        """True when a measured deployment is among what may be bought."""
+        """True when a measured deployment is among the choices."""
         return (
             (not self.gpus or is_among(deployment.gpu, self.gpus))
             and (not self.precisions or is_among(deployment.precision, self.precisions))
@@ -57,12 +57,12 @@ class Choice:
 
 
 def _told(layout: Layout) -> Layout:
-    """What points tell of a layout, in whose columns experts have no place."""
+    """The part of a layout that points record: their columns do not include experts."""
     return replace(layout, ep=1)
 
 
 def is_among(name: str, names: Sequence[str]) -> bool:
-    """True when `name` is one of `names`, letter case apart."""
+    """True when `name` is one of `names`, ignoring case."""
     return name.casefold() in (each.casefold() for each in names)
 
 
@@ -108,7 +108,7 @@ def measured(
     model: str, lengths: Lengths, choice: Choice, points: Sequence[Point], protocol: Protocol = UNTOLD
 ) -> Found:
     """One candidate for each measured deployment of the model that the choice allows, fitted to all of its points:
-    closed loops, where they were measured, and loads at a rate that it kept up with."""
+    closed loops, if measured, and rates that it kept up with."""
     candidates: list[Candidate] = []
     rejected: list[Rejection] = []
     for deployment, group in by_deployment(points).items():
@@ -128,7 +128,7 @@ def measured(
 
 
 law_of = lru_cache(maxsize=64)(fit)
-"""`sizing.fitting.fit` of a tuple of points, kept for the next question: what is asked does not change it."""
+"""`sizing.fitting.fit` of a tuple of points, cached for the next question, which does not change the fit."""
 
 
 def check_context(model: str, lengths: Lengths) -> None:
@@ -142,7 +142,7 @@ def check_context(model: str, lengths: Lengths) -> None:
 
 
 def catalogued(model: str) -> Model | None:
-    """The catalogue's entry, None for a model of one's own."""
+    """The catalogue's entry, None for the user's own model."""
     try:
         return model_named(model)
     except CatalogueError:
@@ -150,7 +150,7 @@ def catalogued(model: str) -> Model | None:
 
 
 def by_deployment(points: Sequence[Point]) -> dict[Deployment, list[Point]]:
-    """Points grouped by what fixes how an instance behaves."""
+    """Points grouped by everything that determines how an instance behaves."""
     groups: dict[Deployment, list[Point]] = {}
     for point in points:
         groups.setdefault(point.deployment, []).append(point)
@@ -158,10 +158,10 @@ def by_deployment(points: Sequence[Point]) -> dict[Deployment, list[Point]]:
 
 
 def from_fit(fitted: Fit, lengths: Lengths, points: Sequence[Point] = ()) -> Candidate:
-    """The candidate that a fit stands for; "fitted" when the lengths lie within what was measured, "estimated" where
-    one load level scales a day-zero law.
+    """The candidate of a fit; "fitted" when the lengths are within the measured range, "estimated" where one load level
+    scales a day-zero law.
 
-    `points`: all of the deployment, of which it takes the levels of random arrivals along.
+    `points`: all of the deployment, from which it takes the levels of random arrivals.
     """
     deployment = fitted.deployment
     count, scaled = len(fitted.errors), "scaled by " if fitted.of_one_level else ""
@@ -187,8 +187,8 @@ def from_fit(fitted: Fit, lengths: Lengths, points: Sequence[Point] = ()) -> Can
 
 
 def cautions_at(fitted: Fit, lengths: Lengths) -> tuple[Caution, ...]:
-    """What to know of the fit before relying on it at these mean lengths: prompts of one length say nothing of others,
-    and need no other one where they are the prompts asked of."""
+    """Cautions about the fit at these mean lengths: prompts of one length say nothing about others, and no other length
+    is needed if the question is about the measured one."""
     found = []
     for each in fitted.warnings:
         if each.kind == "one_isl":
@@ -205,12 +205,12 @@ def cautions_at(fitted: Fit, lengths: Lengths) -> tuple[Caution, ...]:
 
 
 LONGER = 1.2
-"""Tokens of a request over those of the longest that was measured, from which it may need memory that those did not."""
+"""Request tokens relative to the longest measured request, above which it may need memory that the measured did not."""
 
 
 def estimated(model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str], covered: set[Key]) -> Found:
     """Day-zero estimates for each of the `gpus` at every precision, layout and engine of the choice that no measurement
-    covers. Where no engine is chosen, a measured one covers all of them, and only measured engines are estimated.
+    covers. If no engine is chosen, a measured one covers all of them, and only measured engines are estimated.
 
     None for a model that is measured but not in the catalogue; CatalogueError if it is neither.
     """
@@ -245,15 +245,15 @@ def estimated(model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str],
 
 
 def _timed(model: Model, gpu: str, layout: Layout, precision: str) -> tuple[str, ...]:
-    """Engines with timings of the layout, or of tensor parallelism with the experts split whole, which stands in."""
+    """Engines with timings of the layout, or of tensor parallelism with whole experts, which serves as a substitute."""
     whole = replace(layout, ep=layout.tp if model.kind == "moe" and layout.gpus == layout.tp else layout.ep)
     known = timed_engines(model, gpu, layout, precision), timed_engines(model, gpu, whole, precision)
     return tuple(engine for engine in ENGINES if engine in known[0] + known[1])
 
 
 def _sensible(model: Model, gpu: str, precision: str) -> Sequence[Layout]:
-    """Layouts to compare where none is asked for: those with timings, all of a model that nobody has timed, whose
-    relatives were, and tensor parallelism in any case."""
+    """Layouts to compare when none is requested: those with timings; for a model without any, all layouts, scaled from
+    its relatives; and tensor parallelism in any case."""
     by_tensor = [Layout(tp) for tp in TENSOR_PARALLEL]
     form = next((each for each in PRECISIONS if each == precision), None)
     if form is None:
@@ -268,7 +268,7 @@ def _sensible(model: Model, gpu: str, precision: str) -> Sequence[Layout]:
 
 
 def key_of(gpu: str, precision: str, layout: Layout, engine: str = "") -> Key:
-    """What makes two candidates of a model the same, letter case apart."""
+    """The key under which two candidates of a model are the same, ignoring case."""
     return gpu.casefold(), precision.casefold(), _told(layout), engine
 
 

@@ -1,7 +1,7 @@
 """The GPUs and models the planner knows, read from data/catalog/*.yaml: names, memory, speed, shapes, precisions.
 
-With the layouts in which GPUs share a model: tensor, pipeline, attention-data and expert parallelism, and what each
-makes of the law of one pass through it.
+Also the layouts in which GPUs share a model (tensor, pipeline, attention-data and expert parallelism), and the effect
+of each on the law of one pass through the model.
 
 Only estimates look names up here: measured points may carry any model and GPU name.
 """
@@ -44,11 +44,11 @@ _Entry = TypeVar("_Entry", "Gpu", "Model")
 
 @validated(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class Gpu:
-    """One GPU: memory in bytes, bandwidth in bytes/s, dense FLOP/s by format of the operands (bf16, fp8, fp4).
+    """One GPU: memory in bytes, bandwidth in bytes/s, dense FLOP/s by operand format (bf16, fp8, fp4).
 
-    `precisions`: formats in which models run, most accurate first. `power_w`: its thermal design power in watts, None
-    = not known. `source` names where the figures come from. `timed`: kernels were timed on it; without, all that is
-    known of its speed are these figures, and it is compared only where it is asked for by name.
+    `precisions`: formats in which models run, most accurate first. `power_w`: its thermal design power in watts, None =
+    not known. `source` names the origin of the figures. `timed`: kernels were timed on it; without timings, these
+    figures are all that is known of its speed, and it is compared only if requested by name.
     """
 
     id: str
@@ -56,7 +56,7 @@ class Gpu:
     memory_bytes: _Count
     bandwidth_bytes_per_s: _Positive
     link_bytes_per_s: _Positive = 64e9
-    """To the other GPUs of the server, one direction; where a file does not say, PCIe 5 with 16 lanes."""
+    """To the other GPUs of the server, one direction; if a file does not say, PCIe 5 with 16 lanes."""
     flops_per_s: dict[Literal["bf16", "fp8", "fp4"], _Positive]
     precisions: tuple[Precision, ...]
     gpus_per_server: _Count
@@ -76,10 +76,10 @@ class Gpu:
 class Model:
     """One model: its Hugging Face id, its size and the shape of its attention.
 
-    `active_parameters`: those a token passes through (all, if dense). `unrouted`: share of a mixture's experts that a
-    token does not pass through (0, if dense). `checkpoint`: precision of the published
-    weights. `kv_heads`: over how many GPUs the KV cache can be split (1 for latent attention).
-    `kv_values_per_token`: numbers a token leaves in the KV cache, over all layers, at a context of CONTEXT.
+    `active_parameters`: those a token passes through (all, if dense). `unrouted`: share of an MoE model's experts that
+    a token does not pass through (0, if dense). `checkpoint`: precision of the published weights. `kv_heads`: over how
+    many GPUs the KV cache can be split (1 for latent attention). `kv_values_per_token`: numbers a token leaves in the
+    KV cache, over all layers, at a context of CONTEXT.
     `state_values`: numbers of 16 bits that a sequence keeps whatever its length, in layers with a recurrent state;
     their share of a token at that context is in `kv_values_per_token`.
     `max_context_tokens`: longest prompt and output together, None = not known.
@@ -104,7 +104,7 @@ class Model:
 
     @property
     def shape(self) -> str:
-        """What the times of an iteration follow from: models that differ in their training alone have one."""
+        """Everything that determines the time of an iteration: models that differ only in their training share it."""
         return f"{self.kind} {self.parameters:.4g} {self.layers} {self.heads}"
 
     def timed_on(self, gpu: str) -> tuple[str, ...]:
@@ -131,14 +131,14 @@ def timed_gpus() -> tuple[str, ...]:
 
 _own: dict[str, Model] = {}
 OWN = "config.json"
-"""In the id of a model that was given by what its configuration holds, before a digest of that."""
+"""Used in the id of a model given by its configuration, before a digest of the contents."""
 MOST_OWN = 1000
 
 
 def keep(model: Model) -> Model:
-    """Let `model` be found by its id from now on, in this process: the planner names a model wherever it means one.
+    """Make `model` findable by its id from now on, in this process: the planner refers to every model by name.
 
-    Of more than MOST_OWN the first are forgotten.
+    Beyond MOST_OWN models, the oldest are forgotten.
     """
     _own.pop(model.id, None)
     _own[model.id] = model
@@ -148,7 +148,7 @@ def keep(model: Model) -> Model:
 
 
 def own(name: str) -> Model | None:
-    """The model of that id that was kept in this process."""
+    """The model with that id that was kept in this process."""
     return _own.get(name)
 
 
@@ -162,7 +162,7 @@ def gpu(name: str) -> Gpu:
 
 
 def memory_bytes(gpu_name: str) -> float:
-    """Memory of the GPU of that name; 0 where the catalogue does not know it."""
+    """Memory of the GPU of that name; 0 if the catalogue does not know it."""
     try:
         return gpu(gpu_name).memory_bytes
     except CatalogueError:
@@ -170,7 +170,7 @@ def memory_bytes(gpu_name: str) -> float:
 
 
 def model(name: str) -> Model:
-    """The model of that Hugging Face id, or of its last part where that names one model; else CatalogueError.
+    """The model of that Hugging Face id, or of its last part if that names one model; else CatalogueError.
 
     A fine-tuned sibling (Instruct, Chat) has the shape of its base, and timing does not depend on the weights' values.
 
@@ -185,8 +185,8 @@ def model(name: str) -> Model:
 
 
 def of_shape(name: str) -> Model | None:
-    """The model of that name, else one of its shape: dates and precisions in a name do not change how many weights it
-    has. None where the catalogue has none, or models of several shapes.
+    """The model of that name, else one of its shape: dates and precisions in a name do not change the number of
+    weights. None if the catalogue has none, or models of several shapes.
 
     >>> of_shape("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8").active_parameters > 21e9, of_shape("my/own-model")
     (True, None)
@@ -200,10 +200,10 @@ def of_shape(name: str) -> Model | None:
 
 
 def unread_shares(name: str) -> tuple[float, float] | None:
-    """`unread` and `unread_decay` of the model's law by its shape alone, None for a model that the catalogue lacks.
+    """`unread` and `unread_decay` of the model's law from its shape alone, None for a model that the catalogue lacks.
 
-    A lone token reads the parameters it passes through, n tokens all but unread x unread_decay^(n-1), if each passes
-    through its experts independently; (0, 0) for a dense model.
+    A lone token reads the parameters it passes through; n tokens read all but unread x unread_decay^(n-1), if each
+    passes through its experts independently; (0, 0) for a dense model.
 
     >>> [round(share, 3) for share in unread_shares("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8")]
     [0.908, 0.938]
@@ -235,8 +235,7 @@ def _base_name(key: str) -> str:
 def precisions(gpu: Gpu, model: Model) -> tuple[Precision, ...]:
     """How `model` can run on `gpu`: a bf16 checkpoint in every precision of the chip, any other only as published.
 
-    A model of one's own with 4-bit integer weights runs on every chip, which unpacks them to bf16.
-
+    A user's own model with 4-bit integer weights runs on every chip, which unpacks them to bf16.
     >>> precisions(gpus()["h100_sxm"], models()["Qwen/Qwen3-32B"])
     ('bf16', 'fp8', 'fp8_block')
     """
@@ -248,7 +247,8 @@ def precisions(gpu: Gpu, model: Model) -> tuple[Precision, ...]:
 
 
 def _find(what: str, name: str, known: Mapping[str, _Entry], alike: Callable[[str], str] | None = None) -> _Entry:
-    """The entry of that name, else the only one with that last part, else the only one that `alike` calls the same."""
+    """The entry of that name, else the only one with that last part, else the only one that `alike` maps to the
+    same."""
     wanted = name.strip().casefold()
     found = [entry for key, entry in known.items() if key.casefold() == wanted]
     found = found or [entry for key, entry in known.items() if _last(key) == wanted]
@@ -300,15 +300,14 @@ def _entry(adapter: TypeAdapter[_Entry], name: str, raw: Any, path: Path) -> _En
 
 
 MOST_WAYS = 1024
-"""GPUs along one kind of parallelism; layouts in use stay below."""
+"""GPUs along one kind of parallelism; layouts in use stay below this."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Layout:
-    """`tp` GPUs share every matrix; `pp` stages of those hold consecutive layers; `dp` ranks of those compute attention
-    for requests of their own and meet in the experts, which are split `ep` ways whole and the rest of the way by
-    matrix. A dense model has `dp` and `ep` 1.
-
+    """`tp` GPUs share every matrix; `pp` stages of such groups hold consecutive layers; `dp` ranks of such groups
+    compute attention for their own requests and share the experts, which are split `ep` ways whole and the rest of the
+    way by matrix. A dense model has `dp` and `ep` 1.
     >>> Layout(tp=2, dp=4, ep=8).gpus, str(Layout(tp=2, dp=4, ep=8)), str(Layout(dp=8, ep=8)), str(Layout(4, 2))
     (8, 'TP2 DP4 EP8', 'DP8 EP8', 'TP4 PP2')
     """
@@ -332,7 +331,7 @@ class Layout:
 
     @property
     def lanes(self) -> int:
-        """Batches that a replica works on at once: one a stage and one a rank."""
+        """Batches that a replica works on at once: one per stage and one per rank."""
         return self.pp * self.dp
 
     def __str__(self) -> str:
@@ -361,17 +360,17 @@ class Layout:
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 BUS_BYTES_PER_S = 1e11
-"""Below this, GPUs meet over a bus, where stages exchange far less than tensor parallelism does."""
+"""Below this, GPUs are connected by a bus, over which stages exchange far less than tensor parallelism does."""
 LARGE = 0.4
-"""Share of the memory of eight GPUs: models whose weights take more of it are also spread over several servers."""
+"""Share of the memory of eight GPUs: models whose weights take more are also spread over several servers."""
 
 
 def layouts(model: Model, gpu: Gpu, precision: Precision) -> list[Layout]:
-    """The layouts that engines are run with, smallest first, tensor parallelism before others.
+    """The layouts commonly used with engines, smallest first, tensor parallelism before others.
 
-    On up to eight GPUs, a server or part of a rack, tensor parallelism, beside it stages where the link is slow; of
-    mixtures also experts split whole, with either tensor or data-parallel attention. Beyond, for models that take LARGE
-    of eight: the same on 16, two and four stages of eight, and experts over 32.
+    On up to eight GPUs (a server or part of a rack): tensor parallelism; also stages if the link is slow; for MoE
+    models also whole experts, with either tensor-parallel or data-parallel attention. Beyond eight, for models that
+    take LARGE of them: the same on 16, two and four stages of eight, and experts over 32.
     """
     most, weight_bytes = TENSOR_PARALLEL[-1], model.parameters * BITS[precision] / 8
     large = weight_bytes > LARGE * most * gpu.memory_bytes
@@ -393,12 +392,12 @@ def layouts(model: Model, gpu: Gpu, precision: Precision) -> list[Layout]:
 def of_layout(replica: Replica, layout: Layout, model: Model, lengths: Lengths) -> Replica:
     """The replica of all lanes, from that of one: the law of a whole pass through the model with one lane's batch.
 
-    The lanes go on in step, each with an equal part of the sequences, so a law of all tokens has the part of each in
-    every lane. What one prompt adds is not divided: it runs in one lane. Other ranks wait for it as long as attention
-    and the weights that every token passes take, beside the experts, which all GPUs share; that part is booked on
-    iterations with a prompt, for a chunk of the mean length. Other stages do not wait, so a prompt's own way through
-    them is booked on its request. Ranks with unequal batches, and bubbles of a pipeline with fewer requests than
-    stages, are left out.
+    The lanes advance in lockstep, each with an equal part of the sequences, so a law of all tokens has each lane's part
+    in every lane. The cost that one prompt adds is not divided: it runs in one lane. Other ranks wait for its attention
+    and for the weights that every token passes through, but not for the experts, which all GPUs share; that part is
+    charged to iterations with a prompt, for a chunk of the mean length. Other stages do not wait, so a prompt's own way
+    through them is charged to its request. Ranks with unequal batches, and bubbles of a pipeline with fewer requests
+    than stages, are not modelled.
     """
     if layout.lanes == 1:
         return replica
@@ -439,5 +438,5 @@ def routed_parameters(model: Model) -> float:
 
 
 def routed_share(model: Model) -> float:
-    """Share of a token's arithmetic that is in the experts it was routed to."""
+    """Share of a token's arithmetic that is in the experts it is routed to."""
     return min(1.0, routed_parameters(model) * (1 - model.unrouted) / model.active_parameters)

@@ -27,16 +27,16 @@ from sizing.workload import Limit, Routing, Sla, Within, Workload
 # --- How one replica uses up an SLA from no load to saturation, by formula: the curve that searches and bands read
 
 FAR = 3.0
-"""Log of predicted over allowed is bounded here, so that a root finder can work with it."""
+"""Bound on the log of predicted over allowed, so that a root finder can work with it."""
 LEVEL = 1e-9
-"""Rise of the excess between two loads that use up the SLA alike: less than any that matters."""
+"""Rise of the excess between two loads that use up the SLA equally: less than any that matters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadResponse:
     """Excess over the SLA (see `log_excess`) at rising requests/s per replica, both shape (n,), excess rising.
 
-    `predictions`: what the formula says at each of the rates; the first is a replica without load.
+    `predictions`: the formula's result at each of the rates; the first is a replica without load.
     """
 
     rates_per_s: Floats
@@ -45,18 +45,18 @@ class LoadResponse:
 
     @classmethod
     def of(cls, predictions: Mapping[float, Prediction], sla: Sla) -> LoadResponse:
-        """Of what the formula says at some requests/s."""
+        """From the formula's results at some requests/s."""
         rates_per_s = sorted(predictions)
         ordered = tuple(predictions[rate_per_s] for rate_per_s in rates_per_s)
         return cls(np.array(rates_per_s), rising_excess(ordered, sla), ordered)
 
     @property
     def idle(self) -> Prediction:
-        """Latencies at the lowest rate: what a request sees that meets no other."""
+        """Latencies at the lowest rate: those of a request that meets no other."""
         return self.predictions[0]
 
     def rate_per_s(self, level: float) -> float:
-        """The rate at which the excess reaches `level`, by a monotone curve through what is known.
+        """The rate at which the excess reaches `level`, by a monotone curve through the known points.
 
         0 when the excess is higher even at the lowest rate; the highest rate when it is never reached.
         """
@@ -78,13 +78,13 @@ class LoadResponse:
         return float(np.interp(rate_per_s, self.rates_per_s[kept], rising))
 
     def next_rate_per_s(self, level: float, most_per_s: float, within: float, number: int) -> float | None:
-        """Where the formula is to be asked next, for the `number`-th time from 0, to tell the rate of `level`.
+        """The next rate at which to evaluate the formula, for the `number`-th time from 0, to find the rate of `level`.
 
-        None where the rate is known to `within` (a share of it) between two loads, or near one by the flatter of the
-        slopes at its sides; where not even the lowest load is below the level, or `most_per_s` above it. Asked is where
-        the curve expects the level, well inside the interval, and every second time its middle. Where the excess jumps,
-        as percentiles of gaps do at the load from which on more gaps hold a prompt than the percentile leaves, the
-        curve says little, and the interval is to be `AT_CLIFFS` times as short.
+        None if the rate is known to `within` (a share of it) between two loads, or near one by the flatter of the
+        slopes at its sides; or if not even the lowest load is below the level, or `most_per_s` above it. The rate is
+        where the curve expects the level, well inside the interval, and every second time the middle of the interval.
+        If the excess jumps, as percentiles of gaps do at the load from which more gaps hold a prompt than the
+        percentile leaves, the curve says little, and the interval must be `AT_CLIFFS` times as short.
         """
         rates, excess = self.rates_per_s, self.excess
         if level < excess[0]:
@@ -128,32 +128,33 @@ def log_ratio(value_s: float, limit_s: float) -> float:
 TOLERANCE = 0.004
 """Relative step in the rate below which the search stops."""
 NEARBY, SLIGHT = 0.015, 0.06
-"""Two runs so near each other in rate, one slightly below the limit and one slightly above, tell the edge between them:
-the curve is as good as straight there."""
+"""Two runs this near each other in rate, one slightly below the limit and one slightly above, determine the edge
+between them: the curve is practically straight there."""
 CLIFF = 0.3
-"""Where the excess rises by more than this between two runs it may jump, and a line through them tells little."""
+"""If the excess rises by more than this between two runs it may jump, and a line through them says little."""
 WIDE = 0.1
 """Relative width of a bracket beyond which a line that meets 0 at one of its ends says little: the curve may be flat
 there."""
 MOST_STEP = 1.6
-"""Factor on the rate that one step goes at most, up or down."""
+"""Largest factor on the rate in one step, up or down."""
 SURE = 3.0
-"""Standard errors by which a percentile must keep its limit: a fleet that one run lets pass must not fail in the next
-run, whose own error comes on top."""
+"""Standard errors by which a percentile must meet its limit: a fleet that one run accepts must not fail in the next
+run, which adds its own error."""
 BATCHES = 30
-"""Consecutive batches whose differences tell the standard error of a share (batch means)."""
+"""Consecutive batches whose differences give the standard error of a share (batch means)."""
 MOST_RUNS = 20
 HALVING = 10
-"""Runs after which the bracket is halved: where the curve is flat up to the edge, lines through two runs creep."""
+"""Runs after which the bracket is halved: if the curve is flat up to the edge, lines through two runs creep."""
 FLAT = 1e-6
-"""Excesses this near each other are the same: nobody queues yet."""
+"""Excesses this close together are equal: nobody queues yet."""
 
 
 def upper_excess(run: Simulated, sla: Sla, sure: float = SURE) -> float:
     """Log of predicted over allowed for the tightest limit; above 0 the SLA fails, or cannot be said to hold.
 
-    Predicted is the upper end of the percentile, `sure` (0 or more) standard errors up. Requests near each other in
-    time share their queue: the error of the share beyond the percentile comes from the differences between batches.
+    The prediction is the upper end of the percentile, `sure` (0 or more) standard errors up. Requests near each other
+    in time share their queue, so the error of the share beyond the percentile comes from the differences between
+    batches.
     """
     if run.saturated:
         return FAR
@@ -162,10 +163,10 @@ def upper_excess(run: Simulated, sla: Sla, sure: float = SURE) -> float:
 
 
 def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
-    """Upper end, in seconds, of the percentile that `limit` speaks of; infinite when nothing was measured.
+    """Upper end, in seconds, of the percentile that `limit` refers to; infinite when nothing was measured.
 
-    A request that was not served has infinite latency; one with a single token has no ITL and does not count there. Of
-    goodput the share of the limits used up, of rejected requests their share.
+    A request that was not served has infinite latency; one with a single token has no ITL and does not count there. For
+    goodput, the share of the limits used up; for rejected requests, their share.
     """
     if limit.metric == "gap":
         return run.gaps.upper_s(limit.percentile, sure)
@@ -180,7 +181,7 @@ def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
 
 
 def upper_end(values: Floats, percentile: float, sure: float) -> float:
-    """Upper end of a percentile of values in the order of time, none of them NaN; infinite where there are none."""
+    """Upper end of a percentile of values in time order, none of them NaN; infinite if there are none."""
     share, count = percentile / 100, len(values)
     if count < BATCHES:
         return float(values.max()) if count else math.inf
@@ -201,7 +202,7 @@ class Probe:
 
 
 def crossing(one: Probe, other: Probe) -> float | None:
-    """Where the line through two runs, in log rate, is 0; None if it falls or one is too far over to tell."""
+    """Where the line through two runs, in log rate, is 0; None if it falls or one is too far over for an answer."""
     if max(one.over, other.over) >= FAR:
         return None
     slope = (other.over - one.over) / math.log(other.rate / one.rate)
@@ -216,7 +217,7 @@ class Bracket:
     high: Probe | None = None
 
     def learn(self, run: Probe) -> None:
-        """Runs at lower rates than one that holds, or at higher ones than one that fails, tell nothing more."""
+        """Runs at lower rates than one that holds, or at higher ones than one that fails, add nothing."""
         if run.over > 0 and (self.high is None or run.rate < self.high.rate):
             self.high = run
         elif run.over <= 0 and (self.low is None or run.rate > self.low.rate):
@@ -226,9 +227,9 @@ class Bracket:
 def step_factor(model: LoadResponse, run: Probe) -> float:
     """Factor on the rate of a run that brings its excess to 0, by the model's curve.
 
-    The curve may be wrong in height or in place: of the two steps that this makes the shorter one is taken. Curves bend
-    upwards, and beyond the edge, where they are steep, it is the place that counts, before it the height. Where the
-    curve ends or knows no steady state, a step in the right direction.
+    The curve may be wrong in height or in place; of the two steps that this gives, the shorter one is taken. Curves
+    bend upwards: beyond the edge, where they are steep, the place counts, and before it the height. If the curve ends
+    or has no steady state, a step in the right direction.
     """
     height, place = model.excess_at(run.rate), model.rate_per_s(run.over)
     here = model.rate_per_s(height)
@@ -244,7 +245,7 @@ def step_factor(model: LoadResponse, run: Probe) -> float:
 
 
 def between(low: Probe, high: Probe, last: Probe) -> tuple[float, bool]:
-    """The best rate between two runs that bracket the edge, and whether it is the answer or to be run next."""
+    """The best rate between two runs that bracket the edge, and whether it is the answer or the next rate to run."""
     width, rise = high.rate / low.rate - 1, high.over - low.over
     root = crossing(low, high)
     if root is not None and max(high.over, -low.over) <= SLIGHT and width < NEARBY:
@@ -279,12 +280,12 @@ def edge_rate(
 ) -> float:
     """The requests/s at which ``excess(rate, requests)`` is 0, to `TOLERANCE`; 0 if over even at a hundredth of guess.
 
-    At most `ceiling_per_s`, where that still holds.
+    At most `ceiling_per_s`, if that still holds.
 
-    The first run is at the guess, the second where the `model`'s curve expects the edge after it and 1 % further, so
-    that the two as a rule have it between them. Smooth curves are then followed by the line through the two nearest
-    runs, cliffs halved, and whatever takes more than `HALVING` runs. As long as no run lies on the other side, the
-    steps grow, at once where two runs are the same.
+    The first run is at the guess, the second 1 % beyond the edge that the `model`'s curve expects after it, so that the
+    two usually bracket it. Smooth curves are then followed by the line through the two nearest runs; cliffs are halved,
+    and so is anything that takes more than `HALVING` runs. As long as no run lies on the other side, the steps grow, at
+    once if two runs are the same.
     """
     least, most = guess_per_s / 100, ceiling_per_s
     bracket, before, rate, least_step = Bracket(), None, min(guess_per_s, most), 0.01
@@ -312,33 +313,33 @@ def edge_rate(
 IDLE = 0.01
 """Share of the stable rate taken as "alone": an SLA missed here is missed at any load."""
 FIRST = (0.5, 0.85)
-"""Shares of the stable rate at which the formula is asked first."""
+"""Shares of the stable rate at which the formula is evaluated first."""
 MOST_SHARE = 0.995
 """Share of the stable rate beyond which percentiles have no finite meaning."""
 ENOUGH = 1.0
-"""Excess over the SLA (log) from which higher loads are not asked for before it is known that a level lies there."""
+"""Excess over the SLA (log) beyond which higher loads are not evaluated until a level is known to lie there."""
 EDGE_WITHIN, ENDS_WITHIN = 0.02, 0.1
-"""Log of the rate within which loads around the edge, and around other levels, are asked for. Of 1,872 limits on
-estimated engines the curve through them then errs by 0.3 % of the rate at the edge, and 0.8 % where the excess is 0.3
+"""Log of the rate to which loads around the edge, and around other levels, are narrowed. For 1,872 limits on estimated
+engines, the error of the curve through them is then 0.3 % of the rate at the edge, and 0.8 % where the excess is 0.3
 less or more (means; in 95 % of the cases below 0.6, 2 and 4 %)."""
 AT_CLIFFS = 5
-"""Times as close as elsewhere that two loads are to lie where the excess jumps between them."""
+"""How many times closer two loads must be where the excess jumps between them."""
 INSIDE = 0.12
-"""Share of an interval, in log rate, that the next load stays away from its ends."""
+"""Share of an interval, in log rate, that the next load keeps from its ends."""
 MOST_ASKED = 9
-"""Loads that are asked for at most for one level."""
+"""Most loads evaluated for one level."""
 REQUESTS = 240_000
 """Requests of a run that decides; the Monte-Carlo error of a capacity is then 0.5-1 %."""
 FINER, WORTH = 4, 0.03
-"""Times as many requests where the doubt of a run costs more than this of the rate (log): percentiles that hardly rise
-with the load. A planner would pay for the doubt with replicas; the longer runs leave half of it."""
+"""Factor on the requests if the doubt of a run costs more than this of the rate (log), as for percentiles that hardly
+rise with the load. A planner would pay for the doubt with replicas; the longer runs halve it."""
 BALANCED_REQUESTS = 160_000
 HERDING_REQUESTS = 800_000
 HERDING_RUNS = 3
-"""Runs that decide where equal requests may fall into step: when they do is chance, and one run sees it happen a few
-times only, so that its own standard error says too little."""
+"""Runs that decide where equal requests may fall into lockstep: the time when they do is chance, and one run sees it
+only a few times, so its own standard error is too small."""
 NEAR = 1.1
-"""The formula's percentiles may be this far off: a miss within it is looked at by simulation."""
+"""Factor by which the formula's percentiles may be off: a miss within it is checked by simulation."""
 
 
 class SlaMissed(Exception):
@@ -357,10 +358,10 @@ class SlaMissed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to answer both questions about a replica in its setting: how much can it carry, what do users see.
+    """A way to answer both questions about a replica in its setting: how much it can carry, and what users see.
 
-    `capacity_per_s(replica, setting)`: requests/s of one replica at which the SLA is about to fail; raises SlaMissed
-    if it fails without load. `predict(replica, setting, rate_per_s)`: percentiles when every replica gets that rate.
+    `capacity_per_s(replica, setting)`: requests/s of one replica at which the SLA is about to fail; raises SlaMissed if
+    it fails without load. `predict(replica, setting, rate_per_s)`: percentiles when every replica gets that rate.
     """
 
     name: MethodName
@@ -377,7 +378,7 @@ def predict_at(replica: Replica, setting: Setting, rate_per_s: float) -> Predict
 def analytic_capacity_per_s(replica: Replica, setting: Setting) -> float:
     """Requests/s of one replica at which the first limit of the SLA is reached, by formula.
 
-    Raises SlaMissed when a replica without load is over a limit.
+    Raises SlaMissed when a replica without load exceeds a limit.
     """
     response = load_response(replica, setting)
     capacity_per_s = response.rate_per_s(0.0)
@@ -389,10 +390,10 @@ def analytic_capacity_per_s(replica: Replica, setting: Setting) -> float:
 
 @lru_cache(maxsize=1024)
 def load_response(replica: Replica, setting: Setting, levels: tuple[float, ...] = ()) -> LoadResponse:
-    """How the SLA is used up from no load on, by formula; known well where it is passed, and at other `levels`.
+    """How the SLA is used up from no load on, by formula; accurate near its edge, and at other `levels`.
 
-    The formula is asked for an idle replica, at the shares `FIRST` of the stable rate, and then where the levels are
-    expected; for the idle one only where that misses the SLA by more than a near miss. Kept for a while.
+    The formula is evaluated for an idle replica, at the shares `FIRST` of the stable rate, and then where the levels
+    are expected; only for the idle one if that misses the SLA by more than a near miss. Cached for a while.
     """
     stable_per_s = stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
     known: dict[float, Prediction] = {}
@@ -420,15 +421,15 @@ def load_response(replica: Replica, setting: Setting, levels: tuple[float, ...] 
 def _known_at(
     replica: Replica, workload: Workload, routing: Routing, replicas: int, gaps: bool, within: Within
 ) -> Prediction:
-    """Percentiles by formula, kept: a band asks again where the capacity did, another SLA at some of the same loads,
-    and a chart of latency against load shows the same ones for every load of the fleet."""
+    """Percentiles by formula, cached: a band evaluates again where the capacity did, another SLA at some of the same
+    loads, and a chart of latency against load shows the same ones for every load of the fleet."""
     return predict(replica, workload, replicas=replicas, routing=routing, gaps=gaps, within=within)
 
 
 def requests_for(setting: Setting) -> int:
-    """Requests of a run that decides: fewer where 32 replicas are simulated, whose load is steadier.
+    """Requests of a run that decides: fewer if 32 replicas are simulated, whose load is steadier.
 
-    More where equal requests may fall into step behind the least busy replica, which takes them long.
+    More if equal requests may fall into lockstep behind the least busy replica, which takes them long.
     """
     if setting.replicas == 1 or setting.routing not in ("power_of_two", "least_outstanding"):
         return REQUESTS
@@ -449,8 +450,8 @@ def run_at(replica: Replica, setting: Setting, rate_per_s: float, requests: int,
 
 
 def simulate_at(replica: Replica, setting: Setting, rate_per_s: float) -> Prediction:
-    """Percentiles by simulation when every replica gets `rate_per_s` requests/s; where requests may fall into step, of
-    several runs the one that comes worst."""
+    """Percentiles by simulation when every replica gets `rate_per_s` requests/s; if requests may fall into lockstep,
+    those of the worst of several runs."""
     seeds, requests = range(HERDING_RUNS if setting.herds else 1), requests_for(setting)
     runs = (run_at(replica, setting, rate_per_s, requests, seed) for seed in seeds)
     return max((run.prediction(setting.sla.within) for run in runs), key=lambda seen: log_excess(seen, setting.sla))
@@ -459,20 +460,20 @@ def simulate_at(replica: Replica, setting: Setting, rate_per_s: float) -> Predic
 def simulated_capacity_per_s(replica: Replica, setting: Setting) -> float:
     """The same rate by discrete-event simulation; the search begins at the formula's answer.
 
-    The same random numbers serve every rate, so that the search sees a smooth function. Raises SlaMissed when a
-    replica without load is over a limit.
+    The same random numbers serve every rate, so that the search sees a smooth function. Raises SlaMissed when a replica
+    without load exceeds a limit.
     """
     return _searched_per_s(replica, replace(setting, replicas=simulated_replicas(setting.replicas, setting.routing)))
 
 
 @lru_cache(maxsize=512)
 def _searched_per_s(replica: Replica, setting: Setting) -> float:
-    """The same, for a fleet of as many replicas as the simulator takes for one of that size."""
+    """The same, for a fleet with as many replicas as the simulator uses for one of that size."""
     response, requests = load_response(replica, setting), requests_for(setting)
     by_formula_per_s = response.rate_per_s(0.0)
     guess_per_s = by_formula_per_s or float(response.rates_per_s[0])
     if by_formula_per_s == 0:
-        # Where the simulation too rejects an idle replica, this one run tells; the search comes down step by step.
+        # If the simulation too rejects an idle replica, this one run is enough; the search comes down step by step.
         idle = run_at(replica, setting, IDLE * guess_per_s, requests)
         if upper_excess(idle, setting.sla) > 0:
             raise _missed(idle, setting.sla)
@@ -504,8 +505,8 @@ def raised(rate_per_s: float, log: float, ceiling_per_s: float) -> float:
 
 
 def lost_to_doubt(doubt: float, one: Probe, other: Probe) -> float:
-    """Log of the rate that a search finds lower because the excess of its runs is `doubt` higher than without, by the
-    line through two of them; 0 where they tell no slope."""
+    """How much lower a search ends, in log rate, because the excess of its runs is `doubt` higher, by the line through
+    two of them; 0 if they give no slope."""
     if max(one.over, other.over) >= FAR or one.rate == other.rate:
         return 0.0
     slope = (other.over - one.over) / math.log(other.rate / one.rate)
@@ -513,7 +514,7 @@ def lost_to_doubt(doubt: float, one: Probe, other: Probe) -> float:
 
 
 def _missed(idle: Simulated, sla: Sla) -> SlaMissed:
-    """What a replica without load misses."""
+    """The limit that a replica without load misses."""
     prediction = idle.prediction(sla.within)
     limit = prediction.binding(sla)
     return SlaMissed(limit, prediction.value_s(limit))
@@ -524,7 +525,7 @@ BY_SIMULATION = Method("simulation", simulated_capacity_per_s, simulate_at)
 
 
 def first_capacity_per_s(replica: Replica, setting: Setting) -> float:
-    """Requests/s of one replica by formula; by simulation where the formula puts an idle one just over a limit."""
+    """Requests/s of one replica by formula; by simulation if the formula puts an idle one just over a limit."""
     try:
         return analytic_capacity_per_s(replica, setting)
     except SlaMissed as missed:
@@ -533,7 +534,7 @@ def first_capacity_per_s(replica: Replica, setting: Setting) -> float:
         return simulated_capacity_per_s(replica, setting)
 
 
-# --- The least whole number for which something holds, where each trial is dear: searched from a good guess
+# --- The least whole number for which something holds, where each trial is expensive: searched from a good guess
 
 
 def least(holds: Callable[[int], bool], start: int, most: int) -> int | None:
@@ -562,25 +563,25 @@ def least(holds: Callable[[int], bool], start: int, most: int) -> int | None:
     return high
 
 
-# --- How sure the answer is: the 90 % band of a replica's capacity, from what the law's data leave open
+# --- How certain the answer is: the 90 % band of a replica's capacity, from what the law's data leave open
 
 Z90 = 1.645
 MONTE_CARLO_SIGMA = 0.015
 """Standard error of a simulated capacity at the number of requests the planner uses: 0.4 to 1.2 % over four questions
 with sixteen seeds each, more where an SLA lies close to the idle latency."""
 CLOSE, SHORT, STEPS = 0.02, 0.004, 4
-"""Log of latency over limit, and of a step in the rate, from which no further step is taken; most steps."""
+"""Log of latency over limit, and of a step in the rate, below which no further step is taken; most steps."""
 
 
 @lru_cache(maxsize=512)
 def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]:
     """The 90 % band of a replica's capacity under the SLA as factors of it: (low, high).
 
-    Low is 0 when, at the slow end, the SLA cannot be met at all. A fitted law brings pairs of laws one standard error
-    apart along each eigenvector of its covariance: the changes of log capacity along them add in quadrature (sigma
-    points); where one of a pair fails without load, so does the slow end, and the fast end is within what such engines
-    carry at all. A law without covariance is made slower and faster by its relative error. Kept: it is the same for
-    every load, and for the fleet by formula and the one by simulation.
+    Low is 0 when, at the slow end, the SLA cannot be met at all. A fitted law comes with pairs of laws one standard
+    error apart along each eigenvector of its covariance: the changes of log capacity along them add in quadrature
+    (sigma points). If one of a pair fails without load, so does the slow end, and the fast end is at most what such
+    engines carry at all. A law without covariance is made slower and faster by its relative error. Cached: it is the
+    same for every load, and for the fleet by formula and the one by simulation.
     """
     if candidate.variants:
         middle = Middle.of(candidate.replica, setting)
@@ -597,11 +598,12 @@ def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]
 
 
 def scaled_capacities(replica: Replica, setting: Setting, factor: float) -> tuple[float, float]:
-    """Capacity of an engine `factor` times slower and of one as much faster, over that of `replica`; interpolated.
+    """Capacity of an engine `factor` times slower and of one that much faster, relative to that of `replica`;
+    interpolated.
 
     An engine `factor` times slower under rate r is this engine under rate r factor, in slower time: its latencies meet
     the SLA where this engine's are `factor` below it. So both ends are read off one curve of the excess over the SLA.
-    Where the formula puts even the faster engine over a limit that the simulation found kept, the band ends at 1.
+    If the formula puts even the faster engine over a limit that the simulation found met, the band ends at 1.
     """
     step = math.log(factor)
     response = load_response(replica, setting, (step, -step))
@@ -610,7 +612,7 @@ def scaled_capacities(replica: Replica, setting: Setting, factor: float) -> tupl
 
 
 class Middle(NamedTuple):
-    """The law amid the pairs: its response to load, its stable rate, and the level of the response at its own edge,
+    """The law between the pairs: its response to load, its stable rate, and the level of the response at its own edge,
     which is not quite 0 because the response is interpolated."""
 
     response: LoadResponse
@@ -624,12 +626,12 @@ class Middle(NamedTuple):
         return roughly._replace(level=_level(replica, setting, roughly) or 0.0)
 
     def rate_per_s(self, level: float) -> float:
-        """The rate at which the response reaches a level; the lowest rate where it is above it already."""
+        """The rate at which the response reaches a level; the lowest rate if it is already above it there."""
         return self.response.rate_per_s(level) or float(self.response.rates_per_s[0])
 
     @property
     def capacity_per_s(self) -> float:
-        """Of the law amid the pairs."""
+        """Capacity of the law between the pairs."""
         return self.rate_per_s(self.level)
 
 
@@ -642,7 +644,7 @@ def half_change(pair: tuple[Replica, Replica], setting: Setting, middle: Middle)
 def _capacity(replica: Replica, setting: Setting, middle: Middle) -> float:
     """Capacity by formula of a replica much like the middle one; 0 when the SLA is missed without load.
 
-    A whole response of its own takes ten times as long; it is asked for where steps along the middle's do not settle.
+    A response of its own takes ten times as long; it is computed if steps along the middle's do not settle.
     """
     level = _level(replica, setting, middle)
     if level is not None:
@@ -656,8 +658,8 @@ def _capacity(replica: Replica, setting: Setting, middle: Middle) -> float:
 def _level(replica: Replica, setting: Setting, middle: Middle) -> float | None:
     """Level of the middle's response at the share of the stable rate where this replica's edge is; None if not found.
 
-    At equal shares of their stable rates the two use up the SLA alike, up to a constant, which is learned by asking
-    the formula where the middle's edge is, and again where the constant leads. Mostly once is enough.
+    At equal shares of their stable rates the two use up the SLA alike, up to a constant. Evaluating the formula where
+    the middle's edge is, and again where the constant leads, gives that constant. Usually once is enough.
     """
     level, scale = middle.level, _stable_per_s(replica, setting) / middle.stable_per_s
     rate_per_s = scale * middle.rate_per_s(level)
@@ -681,12 +683,12 @@ Factors = Callable[[Limit], tuple[float, float]]
 
 
 def latency_band(candidate: Candidate, setting: Setting, rate_per_s: float) -> Factors:
-    """For a metric and percentile, those of a limit, the ends of the 90 % band of the latency at a load of `rate_per_s`
+    """For the metric and percentile of each limit, the ends of the 90 % band of the latency at a load of `rate_per_s`
     per replica, as factors of the prediction: (low, high).
 
-    By formula. A fitted law brings pairs of laws one standard error apart: the changes of log latency along them add in
-    quadrature. A law without them is made slower and faster by its relative error. High is infinite where the slow end
-    cannot carry the load at all.
+    By formula. A fitted law comes with pairs of laws one standard error apart: the changes of log latency along them
+    add in quadrature. A law without them is made slower and faster by its relative error. High is infinite if the slow
+    end cannot carry the load at all.
     """
 
     def at_load(replica: Replica) -> Prediction:
@@ -709,7 +711,7 @@ def spread(sigma: float) -> tuple[float, float]:
 
 
 def _change(one: Prediction, other: Prediction, limit: Limit) -> float:
-    """Half the change of log latency between two laws; infinite where one of them cannot carry the load."""
+    """Half the change of log latency between two laws; infinite if one of them cannot carry the load."""
     values = one.value_s(limit), other.value_s(limit)
     if not all(math.isfinite(value) and value > 0 for value in values):
         return math.inf
@@ -717,7 +719,7 @@ def _change(one: Prediction, other: Prediction, limit: Limit) -> float:
 
 
 def _ratio(changed: Prediction, middle: Prediction, limit: Limit) -> float:
-    """A changed prediction over the one as it is; 1 where there is none to compare with."""
+    """A changed prediction over the unchanged one; 1 if there is none to compare with."""
     value, base = changed.value_s(limit), middle.value_s(limit)
     if not math.isfinite(base) or base <= 0 or math.isnan(value):
         return 1.0

@@ -6,14 +6,14 @@
     │   └── RequestTooLong   the longest request never fits in the KV cache of a replica
     ├── PointsError          a points table cannot be used: file, line and column are named
     ├── CatalogueError       an unknown model or GPU (nearest names suggested), or a faulty catalogue file
-    ├── FitError             the measured points cannot carry a law
+    ├── FitError             the measured points cannot support a law
     ├── EstimateUnavailable  no day-zero estimate for this model, GPU, precision and TP
     ├── DoesNotFit           the weights leave no room for the KV cache; carries the missing bytes
     ├── TimeLimitReached     no answer within the time allowed; says what took so long
     ├── NotComputed          a server's processes gave no answer, whatever the question
     └── NoFeasiblePlan       no configuration meets the SLA; carries every rejection and the nearest miss
 
-Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is: whatever it
+Each message is one line that says what was wrong, where, and what to do. The CLI prints it unchanged: whatever it
 quotes, it is never longer than `sizing.errors.LONGEST`.
 """
 
@@ -33,9 +33,9 @@ _KINDS = {"dict": "a mapping", "list": "a list", "tuple": "a list"}
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:
-    """`text` on one line of at most `longest` characters, cut in the middle; what cannot be printed becomes a blank.
+    """`text` on one line of at most `longest` characters, cut in the middle; unprintable characters become blanks.
 
-    However long `text` is, only its ends are looked at.
+    However long `text` is, only its ends are examined.
 
     >>> one_line("two\\nlines, \\x1b[31mred"), one_line("abcdefghijkl", 7)
     ('two lines, [31mred', 'abcd…kl')
@@ -50,7 +50,7 @@ def one_line(text: str, longest: int = LONGEST) -> str:
 
 
 def quoted(value: object, longest: int = LONGEST_QUOTE) -> str:
-    """A value as a message shows it: text and numbers at most `longest` long, of lists and mappings what they are.
+    """A value as shown in a message: text and numbers at most `longest` long, lists and mappings as their kind.
 
     >>> quoted("fast"), quoted(1.5), quoted([1, 2])
     ("'fast'", '1.5', 'a list')
@@ -74,9 +74,9 @@ class Fault(NamedTuple):
 
 
 def first_fault(error: ValidationError, whole: str = "the whole") -> Fault:
-    """The first fault that a model found, an unknown key before what is missing because of it.
+    """The first fault that a model found, with an unknown key before anything missing because of it.
 
-    `whole`: what the document is called where the fault is not at a key.
+    `whole`: the name of the document if the fault is not at a key.
     """
     found = error.errors(include_url=False, include_context=False)
     fault = min(found, key=lambda each: each["type"] not in (*_UNKNOWN, "value_error"))
@@ -116,7 +116,7 @@ class CatalogueError(SizingError):
 
 
 class FitError(SizingError):
-    """The measured points cannot carry a law."""
+    """The measured points cannot support a law."""
 
 
 class EstimateUnavailable(SizingError):
@@ -140,4 +140,4 @@ class TimeLimitReached(SizingError):
 
 
 class NotComputed(SizingError):
-    """The processes of a server gave no answer, whatever the question."""
+    """A server's processes gave no answer, whatever the question."""

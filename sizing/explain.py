@@ -1,4 +1,4 @@
-"""What stands beside a count: candidates left out and how near they came, cautions, and the rule of means."""
+"""Explanations of a count: candidates left out and how near they came, cautions, and the rule of means."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> 
 
 
 def idle_name(limit: Limit, lengths: Lengths) -> str:
-    """What a limit speaks of on an idle replica: where lengths are equal all requests but the rarest take as long."""
+    """What a limit refers to on an idle replica: with equal lengths, all requests but the rarest take equally long."""
     alike = lengths.fixed and limit.percentile < 99 and limit.metric != "gap"
     return metric_name(limit.metric) if alike else limit.name
 
 
 def jump_rejection(question: Question, candidate: Candidate, replicas: int, predicted: Prediction) -> Rejection:
-    """A candidate over a limit at the planned load, although it is within it at some higher load."""
+    """A candidate that exceeds a limit at the planned load, although it meets it at some higher load."""
     limit = predicted.binding(question.sla)
     value = predicted.value_s(limit)
     why = f"unsteady: {limit.name} is {predicted.said(limit)} with {replicas} replicas, the limit is {limit.allowed}"
@@ -63,13 +63,13 @@ def cost_rejection(candidate: Candidate, least: int, best: float) -> Rejection:
 
 
 def engine_rejection(candidate: Candidate, faster: str) -> Rejection:
-    """An engine beside a faster one, on a configuration that is not the best of its GPU."""
+    """An engine that is slower than another, on a configuration that is not the best of its GPU."""
     why = f"not sized: {faster} takes less time on this configuration by its kernel timings; choose {candidate.engine}"
     return Rejection.of(candidate, "engine", f"{why} to size it")
 
 
 def first_look(size: Callable[[Method], Sized | Rejection]) -> Sized | Rejection:
-    """What `size` finds by formula; by simulation where the formula puts an idle replica just over a limit."""
+    """The result of `size` by formula; by simulation if the formula puts an idle replica just over a limit."""
     sized = size(BY_FORMULA)
     return size(BY_SIMULATION) if isinstance(sized, Rejection) and near_miss(sized) else sized
 
@@ -88,17 +88,17 @@ def distance_from_sla(rejection: Rejection) -> tuple[bool, float]:
 
 
 NEAR_FLOOR = 1.25
-"""A limit within this factor of its value on an idle replica leaves queueing next to nothing."""
+"""A limit within this factor of its value on an idle replica leaves almost no room for queueing."""
 
 
 def remarks(
     candidate: Candidate, setting: Setting, load_per_s: float, predicted: Prediction, stability_binds: bool
 ) -> Iterator[Caution]:
-    """None where all is well; `predicted` holds at `load_per_s` requests/s per replica.
+    """No cautions if all is well; `predicted` holds at `load_per_s` requests/s per replica.
 
-    A limit near its floor: the latency of an idle replica, which no number of replicas lowers. Requests that the model
-    does not take. A TTFT of which much is the server's front end, outside the GPUs. A formula that contradicts a
-    simulated fleet: neither is then to be trusted blindly.
+    Cautions: a limit near its floor, the latency of an idle replica, which no number of replicas lowers; requests that
+    the model does not accept; a TTFT with a large share from the server's front end, outside the GPUs; a formula that
+    contradicts a simulated fleet, in which case neither is to be trusted blindly.
     """
     limit = predicted.binding(setting.sla)
     floor_s = load_response(candidate.replica, setting).idle.value_s(limit)
@@ -115,11 +115,11 @@ def remarks(
 
 
 LEAST_BEYOND, SAMPLED = 0.001, 20_000
-"""Share of the requests from which on it is said that they are longer than the model attends to; requests looked at."""
+"""Share of requests longer than the model's context from which a caution is given; requests sampled."""
 
 
 def beyond_context(model: str, lengths: Lengths) -> Iterator[Caution]:
-    """What of lengths that vary is longer than the catalogue's model attends to."""
+    """Whether lengths that vary exceed the context of the catalogue's model."""
     try:
         tokens = catalog.model(model).max_context_tokens or math.inf
     except CatalogueError:
@@ -132,11 +132,11 @@ def beyond_context(model: str, lengths: Lengths) -> Iterator[Caution]:
 
 
 SENDING_SHARE = 0.2
-"""Share of the mean TTFT that is said to go by in the front end, from here on."""
+"""Share of the mean TTFT spent in the front end from which a caution is given."""
 
 
 def front_end(replica: Replica, lengths: Lengths, load_per_s: float, predicted: Prediction) -> Iterator[Caution]:
-    """What the server's front end makes of the mean TTFT at this load, where it is much."""
+    """The front end's share of the mean TTFT at this load, if it is large."""
     ttft_s, decoding_s = predicted.ttft.mean_s, predicted.e2e.mean_s - predicted.ttft.mean_s
     tokens_per_s = load_per_s * lengths.osl
     sending_s = float(replica.law.sending_s(load_per_s * decoding_s + 1, tokens_per_s))
@@ -145,16 +145,16 @@ def front_end(replica: Replica, lengths: Lengths, load_per_s: float, predicted: 
 
 
 LONGER = 1.25
-"""Times the output tokens at which it is asked whether a longer answer needs fewer GPUs."""
+"""Factor on the output tokens at which longer answers are checked for needing fewer GPUs."""
 MUCH = 0.1
-"""Share of what a limit allows all gaps of an answer: where one prompt's stall is less, it is no matter."""
+"""Share of the time that a limit allows all gaps of an answer: if one prompt's stall is less, it does not matter."""
 
 
 def dilution(fleet: Fleet, setting: Setting, working_for: Callable[[float], int]) -> Iterator[Caution]:
-    """Where longer answers would need fewer GPUs, by formula: a limit on means over tokens, or on a share of them, then
-    allows longer stalls. `working_for`: working replicas at a capacity in requests/s.
+    """Whether longer answers would need fewer GPUs, by formula: a limit on means over tokens, or on a share of them,
+    then allows longer stalls. `working_for`: working replicas at a capacity in requests/s.
 
-    Asked only where the stall of one prompt is `MUCH` against the limit: for outputs of a few tokens.
+    Checked only if the stall of one prompt is at least `MUCH` of that time: for outputs of a few tokens.
     """
     limit, lengths = fleet.binding, setting.workload.lengths
     stall_s = fleet.candidate.replica.law.prefill_alone_s(lengths.isl)
@@ -184,16 +184,16 @@ SEEN_REQUESTS = 60_000
 
 
 BEYOND_STABLE = 1.1
-"""Times the stable rate that no closed loop exceeds: candidates that need more GPUs even so are not simulated."""
+"""Factor on the stable rate that no closed loop exceeds: candidates that need more GPUs even so are not simulated."""
 
 
 def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased | None:
     """The fewest GPUs by the rule "requests/s at the highest concurrency whose mean latencies meet the limits".
 
-    The rule takes percentile limits, and those that goodput judges by, for limits on means, users that wait for each
-    other (closed loop) for random arrivals, and keeps neither headroom nor spares; it knows no single gaps, so that a
-    limit on these is one on the mean ITL to it. None when no candidate meets the limits even at one user,
-    or none has a KV cache for the longest request.
+    The rule treats percentile limits, and the limits behind goodput, as limits on means, and random arrivals as users
+    that wait for each other (closed loop), and keeps neither headroom nor spares; it ignores single gaps, so a limit on
+    these becomes one on the mean ITL. None when no candidate meets the limits even at one user, or none has a KV cache
+    for the longest request.
     """
     rate_per_s = question.workload.rate_per_s
 
@@ -218,8 +218,8 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
 
 
 def fewest(question: Question, candidate: Candidate) -> tuple[int, Candidate] | None:
-    """Replicas of one candidate by the rule of means; None when one user alone is over a limit, or the longest request
-    is over the KV cache."""
+    """Replicas of one candidate by the rule of means; None when even one user exceeds a limit, or the longest request
+    exceeds the KV cache."""
     workload = question.workload
     try:
         rate_per_s = most_per_s(candidate.replica, workload.lengths, workload.prefix, question.sla)
@@ -241,7 +241,7 @@ def most_per_s(replica: Replica, lengths: Lengths, prefix: Prefix, sla: Sla) -> 
 
 
 def closed_loop(replica: Replica, lengths: Lengths, prefix: Prefix, users: int) -> Simulated:
-    """`users` that each send a request when the last is answered, started over one request's time."""
+    """`users` that each send a request when the last is answered, with starts spread over one request's time."""
     rng = np.random.default_rng(0)
     isl, osl = lengths.sample(REQUESTS_PER_USER * users, rng)
     law = replica.law

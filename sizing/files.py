@@ -1,7 +1,7 @@
-"""Files: where those are that come with the program and those that it writes, and YAML and JSON as it takes them.
+"""Files: locations of files shipped with the program and of those it writes, and the YAML and JSON it accepts.
 
 In a checkout both are beside the packages. A wheel carries `data/`, `docs/accuracy.md` and the changelog inside
-`sizing/shipped/`, and nothing may be written there: what an installed program writes goes to the user's own folder.
+`sizing/shipped/`, where nothing may be written: an installed program writes to the user's own folder.
 
 YAML is mappings, lists and plain scalars, bounded in size; nothing is constructed. Scalars are those of the core schema
 of YAML 1.2: ``true``, ``12``, ``0x1f``, ``1e3``, ``.inf``, ``null``; ``yes``, ``12:30`` and ``2001-01-01`` are text.
@@ -30,11 +30,11 @@ INSTALLED = INSIDE_WHEEL.is_dir()
 """True in an installed wheel, False in a checkout (also one that is installed as editable)."""
 SHIPPED = INSIDE_WHEEL if INSTALLED else PACKAGE.parent
 IMPORTED_FROM = PACKAGE.parent
-"""The folder that a process of our own needs on its path to import the packages."""
+"""The folder that our child processes need on their path to import the packages."""
 
 
 def resource(name: str) -> Path:
-    """A file or folder that comes with the program, by its name in the repository: ``data/catalog``, ``CHANGELOG.md``.
+    """A file or folder shipped with the program, by its name in the repository: ``data/catalog``, ``CHANGELOG.md``.
 
     >>> resource("data/catalog/gpus.yaml").is_file()
     True
@@ -43,7 +43,7 @@ def resource(name: str) -> Path:
 
 
 def written(name: str) -> Path:
-    """Where a file is written by default: ``data/calibration.db`` in a checkout.
+    """The default location of a file that the program writes: ``data/calibration.db`` in a checkout.
 
     Installed: ``calibration.db`` in ``$XDG_DATA_HOME/sizing``, by default ``~/.local/share/sizing``.
     """
@@ -55,7 +55,7 @@ def written(name: str) -> Path:
 
 @cache
 def version() -> str:
-    """The program's version: of the installed wheel, or in a checkout what pyproject.toml says."""
+    """The program's version: that of the installed wheel, or in a checkout that of pyproject.toml."""
     if INSTALLED:
         from importlib import metadata  # 20 ms, which only reports pay for
 
@@ -69,7 +69,7 @@ MOST_BYTES = 1_000_000
 MOST_VALUES = 100_000
 MOST_DEPTH = 20
 MOST_DIGITS = 18
-"""Of a whole number: what 64 bits hold."""
+"""Most digits of a whole number: those that 64 bits hold."""
 _TABLE = (
     ("null", re.compile(r"(?:~|null|Null|NULL|)\Z"), "~nN\0"),
     ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), "tTfF"),
@@ -90,7 +90,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(path: Path | str, what: str) -> Any:
-    """What the YAML file at `path` holds; `what` is what it should have been, for the message.
+    """The contents of the YAML file at `path`; `what` says what it should have been, for the message.
 
     Raises YamlError, one line with file, line and column.
     """
@@ -112,7 +112,7 @@ def yaml_text(path: Path | str, what: str) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """What YAML `text` holds: dict, list, str, int, float, bool or None. `name` is how errors call it.
+    """The contents of YAML `text`: dict, list, str, int, float, bool or None. `name` is what errors call it.
 
     Raises YamlError, one line with the line and column.
 
@@ -133,7 +133,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def json_object(content: str | bytes, most_bytes: int, what: str) -> dict[str, Any]:
-    """The object that a JSON document of at most `most_bytes` holds; `what` is what it should have been.
+    """The object in a JSON document of at most `most_bytes`; `what` says what it should have been.
 
     Raises ValueError, whose text is the reason for one line of an error.
     """
@@ -149,12 +149,12 @@ def json_object(content: str | bytes, most_bytes: int, what: str) -> dict[str, A
 
 
 def yaml_of(content: Any) -> str:
-    """`content` as YAML that `parse_yaml` reads as the same again, keys in their order."""
+    """`content` as YAML that `parse_yaml` reads back unchanged, with keys in their order."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text that would be read as something else is quoted, by the table of this module; nothing is an alias."""
+    """Quotes text that would be read as something else, by the table of this module; nothing is an alias."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML's own way
 
@@ -172,7 +172,7 @@ def _too_large(name: str) -> NoReturn:
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping that has begun; `key` is that of the value to come."""
+    """A list or mapping that is open; `key` is that of the next value."""
 
     value: list[Any] | dict[str, Any]
     key: str | None = None

@@ -1,6 +1,6 @@
-"""A group of commands that are loaded when they are used, behind ``python -m sizing`` and ``python -m calibration``.
+"""A group of commands loaded on use, behind ``python -m sizing`` and ``python -m calibration``.
 
-With the extra that brings a library which one of them misses: ``pip install 'sizing[report]'``.
+If a command lacks a library, it names the extra that provides it: ``pip install 'sizing[report]'``.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ EXTRA_OF = {
     "plotly": "app",
     "streamlit": "app",
 }
-"""Library, as it is imported, to extra of pyproject.toml."""
+"""Library, by its import name, to extra of pyproject.toml."""
 PACKAGE_OF = {"google": "protobuf", "grpc": "grpcio"}
-"""Names under which a reader knows a library, where it is imported by another."""
+"""Names by which readers know a library, if its import name differs."""
 
 
 class MissingExtra(SizingError):
-    """A library that this command needs is not installed; the line names the extra that brings it."""
+    """A library that this command needs is not installed; the line names the extra that provides it."""
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
-    """What to install for an import that failed. Raises `error` itself where no extra brings the library: a fault."""
+    """What to install for an import that failed. Raises `error` itself if no extra provides the library: a bug."""
     library = (error.name or "").partition(".")[0]
     if library not in EXTRA_OF:
         raise error
@@ -65,10 +65,10 @@ INTERRUPTED = 130
 
 
 class Commands(click.Group):
-    """`table`: name -> where the command is (``module:name``), and its line in the help, which loads none of them.
+    """`table`: name -> location of the command (``module:name``) and its help line, which loads none of them.
 
-    Run as a program, a click error, one of `errors` or a missing library is one line on standard error, and exit code
-    2.
+    Run as a program, a click error, one of `errors` or a missing library becomes one line on standard error and exit
+    code 2.
     """
 
     def __init__(

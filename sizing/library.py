@@ -1,4 +1,4 @@
-"""The planner for programs: one function per question, asked in plain values. `import sizing` offers all of it."""
+"""The planner for programs: one function per question, with plain values as arguments; part of `import sizing`."""
 
 from __future__ import annotations
 
@@ -101,20 +101,20 @@ def plan(
 ) -> Plan:
     """The fewest GPUs that serve `rate` requests/s of `model` under the SLA: ``plan(...).answer``.
 
-    `config`: the public config.json of a model that the catalogue lacks, as a path or what it holds; `model` then names
-    it. A `model` that is the path of a folder with a config.json needs no more. `isl`, `osl`: mean input and output
-    tokens; `isl_cv`, `osl_cv` their coefficients of variation, `correlation` that of their logarithms. `isl_law`,
-    `osl_law`: laws other than lognormal, a `TokenLaw` or its text, for instance ``"uniform:100-300"``, which imply the
-    means. `ttft`, `itl`, `gap` and `e2e` are the limits, at least one of them, written as on the command line:
-    ``"p95:1s"``, or ``"1s"`` beside `goodput`, for instance ``"99%"``, the share of the requests that keep them all at
-    once. `rejected`, for instance ``"0.5%"``: the share that may be turned away where a replica has `queue_limit`
-    requests waiting or `queue_timeout_s` has passed. `arrivals`: ``"poisson"``, ``"constant"``, ``"gamma:cv=2"`` or
-    ``"batch:size=8"``. `prefix_tokens`, `prefix_hit`: a prefix that prompts share, and the chance that the KV cache
-    holds it. Empty `gpus`: those that `points` were measured on; empty `precisions`, neither `tps` nor `layouts`
-    (``"tp4pp2"``, ``"dp8ep8"``): all that make sense; empty `engines`: those that the model was measured with, else
-    every engine with kernel timings, side by side. `points`: measured ones, which go before estimates; `basis`
-    "measured" leaves estimates out. `headroom`: the share of a replica's capacity that is kept free, 0 to 0.95;
-    `spare`: idle replicas beside the working ones.
+    `config`: the public config.json of a model that the catalogue lacks, as a path or as its contents; `model` then
+    names it. A `model` that is the path of a folder with a config.json needs no more. `isl`, `osl`: mean input and
+    output tokens; `isl_cv`, `osl_cv` their coefficients of variation, `correlation` that of their logarithms.
+    `isl_law`, `osl_law`: distributions other than lognormal, a `TokenLaw` or its text, for instance
+    ``"uniform:100-300"``, which imply the means. `ttft`, `itl`, `gap` and `e2e` are the limits, at least one of them,
+    written as on the command line: ``"p95:1s"``, or ``"1s"`` with `goodput`, for instance ``"99%"``, the share of the
+    requests that meet them all at once. `rejected`, for instance ``"0.5%"``: the share that may be turned away when a
+    replica has `queue_limit` requests waiting or `queue_timeout_s` has passed. `arrivals`: ``"poisson"``,
+    ``"constant"``, ``"gamma:cv=2"`` or ``"batch:size=8"``. `prefix_tokens`, `prefix_hit`: a prefix that prompts share,
+    and the chance that the KV cache holds it. Empty `gpus`: those that `points` were measured on; empty `precisions`,
+    neither `tps` nor `layouts` (``"tp4pp2"``, ``"dp8ep8"``): all sensible ones; empty `engines`: those that the model
+    was measured with, else every engine with kernel timings, side by side. `points`: measured ones, which take
+    precedence over estimates; `basis` "measured" leaves estimates out. `headroom`: the share of a replica's capacity
+    that is kept free, 0 to 0.95; `spare`: idle replicas in addition to the working ones.
 
     Raises NoFeasiblePlan, which carries every rejection, when no fleet meets the SLA, and another SizingError for a
     question that cannot be asked.
@@ -171,7 +171,8 @@ def capacity(
     points: Sequence[Point] = (),
     basis: Basis = "any",
 ) -> Existing:
-    """The largest rate that `fleet_gpus` GPUs serve under the SLA, and as which replicas; the rest as in `plan`.
+    """The largest rate that `fleet_gpus` GPUs serve under the SLA, and with which replicas; other arguments as in
+    `plan`.
 
     Raises NoFeasiblePlan, which carries every rejection, when these GPUs carry no load under the SLA.
     """
@@ -215,7 +216,7 @@ def predict(
 
 
 def model_id(model: str, config: Config | None) -> str:
-    """The name by which the planner finds the model: of `config`, of a folder, of points or the catalogue."""
+    """The name by which the planner finds the model: from `config`, a folder, points or the catalogue."""
     if config is not None:
         return own(config, model).id
     return known(model).id if is_config(model) else model

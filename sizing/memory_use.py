@@ -19,7 +19,7 @@ from sizing.workload import Lengths, Prefix
 WEIGHTS, KV_USED, KV_FREE = "Weights", "KV cache in use", "KV cache free"
 RUNTIME, LEFT, UNKNOWN = "Activations and runtime", "Not given to the engine", "Not known"
 PARTS = (WEIGHTS, KV_USED, KV_FREE, RUNTIME, LEFT, UNKNOWN)
-"""Every part that there may be, in the order in which they are stacked."""
+"""Every possible part, in stacking order."""
 FREE_PARTS = (KV_FREE, LEFT, UNKNOWN)
 """Parts that hold nothing, as far as is known."""
 
@@ -28,7 +28,7 @@ NO_PREFIX = Prefix()
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of one GPU by part; they add up to `capacity_bytes`. `note`: how they are known, and what is not."""
+    """Bytes of one GPU by part; they add up to `capacity_bytes`. `note`: how they are known, and what is unknown."""
 
     candidate: Candidate
     capacity_bytes: float
@@ -43,17 +43,17 @@ class MemoryUse:
 def mean_context_tokens(lengths: Lengths) -> float:
     """Tokens that a sequence holds in the KV cache on average over the time it generates.
 
-    It begins with ISL and grows by one a step. Long outputs stay longer and count for more: seen at a random instant,
+    It begins with ISL and grows by one per step. Long outputs stay longer and count for more: seen at a random instant,
     an output is half done and E[OSL^2] / E[OSL] long (inspection paradox), so ISL + OSL (1 + cv^2) / 2.
     """
     return lengths.isl + lengths.osl * (1 + lengths.osl_cv**2) / 2
 
 
 def memory_use(fleet: Fleet, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> MemoryUse | str:
-    """Memory of one GPU of the fleet at its planned load, or in a sentence why it cannot be told.
+    """Memory of one GPU of the fleet at its planned load, or a sentence that says why it is unknown.
 
     Requests in the replica (Little's law) times their mean context are the KV cache in use, on average; waiting
-    requests are counted as if they held theirs, and a prefix that some have found is counted once for them. Of a
+    requests are counted as if they held theirs, and a prefix that some have found is counted once for them. For a
     measured engine only weights and KV in use are known.
     """
     candidate = fleet.candidate
@@ -79,10 +79,10 @@ def memory_use(fleet: Fleet, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Me
 
 
 def kv_cache_tokens(candidate: Candidate) -> int | None:
-    """Tokens that the KV cache of a replica holds; None where neither the engine nor the catalogue tells.
+    """Tokens that the KV cache of a replica holds; None if neither the engine nor the catalogue gives them.
 
-    What an estimate was made with, or a fit found. Of a measured engine that never ran out of memory, what its weights
-    and the runtime's reserve leave on each GPU, by the catalogue, less the share that engines leave free.
+    The number that an estimate was made with, or a fit found. For a measured engine that never ran out of memory, what
+    its weights and the runtime's reserve leave on each GPU, by the catalogue, less the share that engines leave free.
     """
     known = candidate.replica.batching.kv_tokens
     if known != UNLIMITED_KV_TOKENS:
@@ -143,8 +143,8 @@ def _of_measured(candidate: Candidate, chip: Gpu, weights: float, wanted: float)
 class Misfit:
     """A configuration that does not fit: bytes lacking on each GPU, and what would fit on the same GPU.
 
-    `larger`: the fewest GPUs at the same precision. `smaller`: the fewest at a precision of fewer bits, the most bits
-    among these. None where there is none.
+    `larger`: the fewest GPUs at the same precision. `smaller`: the fewest at a precision with fewer bits, and among
+    these the one with the most bits. None if there is none.
     """
 
     gpu: str
@@ -156,7 +156,7 @@ class Misfit:
 
 
 def misfits(model: str, lengths: Lengths, rejected: Sequence[Rejection]) -> tuple[Misfit, ...]:
-    """Of the configurations left out for memory each with what would fit instead, the least lacking first."""
+    """For each configuration left out for memory, what would fit instead, starting with the least memory lacking."""
     too_large = [rejection for rejection in rejected if rejection.kind == "memory"]
     fitting = {gpu: fits_on(model, gpu, lengths) for gpu in {rejection.gpu for rejection in too_large}}
     found = (_misfit(model, lengths, rejection, fitting[rejection.gpu]) for rejection in too_large)
@@ -169,7 +169,8 @@ def fits_on(model: str, gpu: str, lengths: Lengths) -> list[Candidate]:
 
 
 def elsewhere(model: str, lengths: Lengths, besides: Sequence[str]) -> Candidate | None:
-    """The candidate of the fewest GPUs per replica on any other GPU of the catalogue; of equals the least memory."""
+    """The candidate with the fewest GPUs per replica on any other GPU of the catalogue; among equals, the least
+    memory."""
     found = [
         candidate
         for gpu in catalog.gpus().values()
@@ -192,7 +193,7 @@ def _misfit(model: str, lengths: Lengths, rejection: Rejection, fitting: Sequenc
 
 
 def _missing_bytes(model: str, lengths: Lengths, rejection: Rejection) -> float:
-    """Bytes lacking per GPU, 0 where the estimate that left it out cannot be asked again."""
+    """Bytes lacking per GPU, 0 if the estimate that left it out cannot be repeated."""
     try:
         estimate(model, rejection.gpu, rejection.layout, rejection.precision, lengths)
     except DoesNotFit as error:

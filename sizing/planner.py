@@ -28,10 +28,10 @@ from sizing.queueing import stable_rate_per_s
 from sizing.workload import Lengths
 
 HOPELESS = 1.5
-"""Times the GPUs of the best fleet of the same GPU: candidates that need more are skipped."""
+"""Factor on the GPUs of the best fleet of the same GPU: candidates that need more are skipped."""
 
 FINE = 256
-"""Above this size, fleets are confirmed to within one part in so many, less than the search's tolerance."""
+"""Above this size, fleets are confirmed to within one part in this many, less than the search's tolerance."""
 
 
 def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence[Rejection] = ()) -> Plan:
@@ -64,8 +64,8 @@ def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence
 def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | Rejection]:
     """Every candidate by formula, those that may need the fewest GPUs first.
 
-    Skips candidates that need `HOPELESS` times the GPUs of a fleet of the same GPU even at their stable rate. Of
-    engines estimated side by side the fastest is sized, and the others where it makes the best fleet of a GPU.
+    Skips candidates that need `HOPELESS` times the GPUs of a fleet of the same GPU even at their stable rate. Among
+    engines estimated side by side, it sizes the fastest, and the others where that makes the best fleet of a GPU.
     """
     first, slower = fastest_engines(candidates, question.workload.lengths)
     sized: list[Fleet | Rejection] = []
@@ -88,8 +88,8 @@ def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | 
 
 
 def _skipped_for(question: Question, candidates: Sequence[Candidate], best: Fleet, found: Fleet) -> bool:
-    """True where candidates of the GPU were skipped for the fleet that the formula found `best`, and may need fewer
-    GPUs than what the simulation `found` of it."""
+    """True if candidates of the GPU were skipped for the fleet that the formula found `best`, and may need fewer GPUs
+    than the simulation `found` for it."""
     needs = (least_gpus(question, each) for each in candidates if each.gpu == best.candidate.gpu)
     return any(HOPELESS * best.gpus < gpus < found.gpus for gpus in needs)
 
@@ -101,7 +101,7 @@ def _look_again(
     failed: Sequence[tuple[Candidate, Rejection]],
     best: Fleet,
 ) -> list[Fleet | Rejection]:
-    """What is left once the `best` fleet by formula failed or grew: whatever it beat on its GPU may win now."""
+    """The remaining fleets once the `best` by formula failed or grew: whatever it beat on its GPU may win now."""
     gpu = best.candidate.gpu
     kept = [each for each in sized if _gpu(each) != gpu or (isinstance(each, Fleet) and each.verified)]
     known = [candidate for candidate, _ in failed] + [each.candidate for each in kept if isinstance(each, Fleet)]
@@ -120,15 +120,15 @@ Configuration = tuple[str, str, Layout]
 
 
 def configuration(candidate: Candidate) -> Configuration:
-    """What engines are compared on."""
+    """The key within which engines are compared."""
     return candidate.gpu, candidate.precision, candidate.layout
 
 
 def fastest_engines(
     candidates: Sequence[Candidate], lengths: Lengths
 ) -> tuple[list[Candidate], list[tuple[Candidate, Candidate]]]:
-    """Measured candidates and, of each estimated configuration, the engine whose iterations take a request the least
-    time at `SCREENED_AT` in flight; then the slower ones, each with the one that beat it."""
+    """Measured candidates and, for each estimated configuration, the engine whose iterations take the least time per
+    request at `SCREENED_AT` in flight; then the slower ones, each with the one that beat it."""
 
     def busy_s(candidate: Candidate) -> float:
         law, context = candidate.replica.law, lengths.isl + lengths.osl / 2
@@ -161,10 +161,10 @@ def least_working(question: Question, candidate: Candidate) -> int:
 
 
 def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Rejection:
-    """The smallest fleet of one candidate by one method, or the reason for having none."""
+    """The smallest fleet of one candidate by one method, or the reason that there is none."""
     try:
         return _sized(question, candidate, method)
-    except RequestTooLong as error:  # of lengths that vary a simulation draws some that are far above their mean
+    except RequestTooLong as error:  # with lengths that vary, a simulation draws some far above their mean
         return Rejection.of(candidate, "memory", str(error))
 
 
@@ -201,11 +201,11 @@ def _sized(question: Question, candidate: Candidate, method: Method) -> Fleet | 
 def working_band(
     question: Question, candidate: Candidate, working: int, capacity_per_s: float
 ) -> tuple[int, int | None]:
-    """The 90 % band of the working replicas, around `working` of a capacity each; None where the slow end misses the
-    SLA with any number.
+    """The 90 % band of the working replicas, around `working` of a capacity each; None if the slow end misses the SLA
+    with any number.
 
-    Where bursts spread over the fleet a slower engine needs few more replicas, as these thin the bursts too: then each
-    end is a smallest fleet of its own, by the formula's capacity, corrected by what it errs at `working`.
+    If bursts spread over the fleet, a slower engine needs few more replicas, because these thin the bursts too: then
+    each end is a smallest fleet of its own, by the formula's capacity, corrected by its error at `working`.
     """
     setting = question.setting(working)
     low, high = capacity_band(candidate, setting)
@@ -214,7 +214,7 @@ def working_band(
         return fixed
     try:
         correction = capacity_per_s / BY_FORMULA.capacity_per_s(candidate.replica, setting)
-    except SlaMissed:  # the simulation found it kept
+    except SlaMissed:  # the simulation found it met
         correction = 1.0
 
     def end(place: int) -> int | None:
@@ -245,11 +245,11 @@ def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float
     """Working replicas, and the requests/s each could carry under the SLA in a fleet of that size.
 
     The smallest fleet is the least R that is at least the replicas needed at the capacity which holds in a fleet of R.
-    Usually capacity grows with the fleet (balanced routing evens out the load), so the need falls as R rises:
-    iterating from `start` brackets that R from both sides, and an R that needs exactly itself is
-    the least. Where `Question.falls_with_fleet`, a smaller R may need just itself too, and the
-    search continues below. If bursts spread over the fleet, an R below a sufficient one may miss the SLA even
-    without load: then it is too small. Raises SlaMissed if an R does among which bursts are thin.
+    Usually capacity grows with the fleet (balanced routing evens out the load), so the need falls as R rises: iterating
+    from `start` brackets that R from both sides, and an R that needs exactly itself is the least. If
+    `Question.falls_with_fleet`, a smaller R may be self-consistent too, and the search continues below. If bursts
+    spread over the fleet, an R below a sufficient one may miss the SLA even without load: then it is too small. Raises
+    SlaMissed if even an R large enough to thin the bursts misses it.
     """
     falling, thin = question.falls_with_fleet, question.workload.arrivals.thin_among
     too_few, enough, replicas = 0, math.inf, start
@@ -273,12 +273,13 @@ def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float
 
 
 def settle(question: Question, candidate: Candidate, method: Method, working: int) -> tuple[int, Prediction]:
-    """From `working` replicas up, the least count whose latencies meet the SLA at the planned load, and these.
+    """From `working` replicas up, the least count whose latencies meet the SLA at the planned load, and those
+    latencies.
 
     Nearly always `working` itself. But latencies may jump at some load (a prompt that exactly fills the token budget,
-    evenly spaced arrivals that synchronize with the engine) and exceed the limit below a load at which they were
-    within it. More replicas are tried in growing steps, for large fleets in multiples of 1/`FINE`: one by one,
-    a fleet of a million would be tried ten thousand times for 1 % more.
+    evenly spaced arrivals that synchronize with the engine) and exceed the limit below a load at which they met it.
+    More replicas are tried in growing steps, for large fleets in multiples of 1/`FINE`: one by one, a fleet of a
+    million would be tried ten thousand times for 1 % more.
     """
     grain = max(1, working // FINE)
     tried: dict[int, Prediction] = {}
@@ -301,6 +302,6 @@ def cheapest(question: Question, sized: Sequence[Fleet | Rejection]) -> Fleet | 
 
 
 def cost(question: Question, fleet: Fleet) -> tuple[float, float]:
-    """Fewest GPUs first, or lowest price where GPUs have their own; among equals, the one with the most room."""
+    """Fewest GPUs first, or lowest price where GPUs have their own; among equals, the fleet with the most room."""
     price = (question.price_of(fleet.candidate.gpu) or 0.0) if question.prices else 1.0
     return fleet.gpus * price, -fleet.requests_per_s_per_gpu

@@ -1,4 +1,4 @@
-"""The question a planner asks and the answer it gets: values only, no arithmetic."""
+"""The question a planner asks and the answer it gives: values only, no arithmetic."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from sizing.question import Question
 from sizing.workload import Limit
 
 NEAR_STABLE = 0.97
-"""Share of the stable rate from which stability, not a limit, is said to bind: percentiles explode beyond."""
+"""Share of the stable rate from which stability, not a limit, counts as binding: percentiles explode beyond it."""
 Why = Literal["memory", "sla", "no_data", "cost", "engine", "too_few"]
 Basis = Literal["measured", "fitted", "extrapolated", "estimated", "what-if"]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to serve the model: GPUs in a layout, with the law of that replica and where the law comes from.
+    """One way to serve the model: GPUs in a layout, with the law of that replica and the source of the law.
 
-    `basis` holds up to `calibrated_in_flight` requests at once in a replica; beyond, the law is extrapolated.
-    `relative_sigma` is the standard error of the law's times as a share. `variants`, where a fit gives them, are
-    pairs of replicas one standard error to either side along each direction that the data leave open. `fitted_to`: the
-    points that the law was fitted to, measured by `protocol`. `open_loops`: levels of random arrivals that were
-    measured of this very engine, void ones too.
-    `engine`: the server's software, empty where nobody told or no engine's kernels were timed.
+    `basis` applies up to `calibrated_in_flight` requests at once in a replica; beyond, the law is extrapolated.
+    `relative_sigma` is the standard error of the law's times as a share. `variants`, if a fit gives them, are pairs of
+    replicas one standard error to either side along each direction that the data leave open. `fitted_to`: the points
+    that the law was fitted to, measured by `protocol`. `open_loops`: levels of random arrivals measured on this same
+    engine, including void ones. `engine`: the server's software, empty if it is unknown or no engine's kernels were
+    timed.
     """
 
     model: str
@@ -53,7 +53,7 @@ class Candidate:
 
     @property
     def unmeasured(self) -> bool:
-        """True of an estimate that no measured point has scaled."""
+        """True for an estimate that no measured point has scaled."""
         return self.basis == "estimated" and not self.variants
 
     @property
@@ -68,21 +68,21 @@ class Candidate:
 
 
 def basis_of(candidate: Candidate, in_flight: float) -> Basis:
-    """The candidate's basis, or "extrapolated" where a replica holds more requests at once than were measured; an
-    estimate stays one at any load."""
+    """The candidate's basis, or "extrapolated" if a replica holds more requests at once than were measured; an estimate
+    stays one at any load."""
     beyond = in_flight > candidate.calibrated_in_flight and candidate.basis != "estimated"
     return "extrapolated" if beyond else candidate.basis
 
 
 def beyond_measured(candidate: Candidate, in_flight: float) -> tuple[Caution, ...]:
-    """The caution that goes with an extrapolated load; none within what was measured."""
+    """The caution for an extrapolated load; none within the measured range."""
     most = candidate.calibrated_in_flight
     return (Caution("beyond_measured", {"in_flight": in_flight, "most": most}),) if in_flight > most else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A candidate left out, and why; "too_few": the GPUs that exist do not make up a replica.
+    """A candidate left out, and why; "too_few": the existing GPUs do not make up a replica.
 
     `nearest_s` / `limit`: how near the best load came to the limit that failed.
     """
@@ -100,13 +100,13 @@ class Rejection:
     def of(
         cls, candidate: Candidate, kind: Why, why: str, limit: Limit | None = None, nearest_s: float | None = None
     ) -> Self:
-        """The candidate left out."""
+        """The rejection of a candidate."""
         one = candidate
         return cls(one.gpu, one.layout, one.precision, kind, why, limit, nearest_s, one.engine)
 
     @property
     def label(self) -> str:
-        """For tables, as of a candidate."""
+        """For tables, as for a candidate."""
         return _label(self.gpu, self.layout, self.precision, self.engine)
 
 
@@ -130,10 +130,10 @@ class Fleet:
 
     `working` replicas carry the load, `load_per_s` requests/s each; `spare` ones stand by. `capacity_per_s`: requests/s
     of one working replica at which the SLA is about to fail; `requests_per_s_per_replica` = capacity x (1 - headroom),
-    what it is planned for. `working_low`, `working_high`: the count at the ends of the 90 % band of the law; high is
-    None when the SLA cannot be met at the slow end. `predicted`: latencies at the planned load spread over the working
-    replicas; `binding`: the limit with the least room there. `stable_per_s`: requests/s above which a replica's queue
-    grows without end, whatever the SLA. `notes`: cautions about this size of fleet.
+    the rate it is planned for. `working_low`, `working_high`: the count at the ends of the 90 % band of the law; high
+    is None when the SLA cannot be met at the slow end. `predicted`: latencies at the planned load spread over the
+    working replicas; `binding`: the limit with the least room there. `stable_per_s`: requests/s above which a replica's
+    queue grows without end, whatever the SLA. `notes`: cautions about this size of fleet.
     """
 
     candidate: Candidate
@@ -197,7 +197,7 @@ class Fleet:
 
     @property
     def gpus_high(self) -> int | None:
-        """GPUs at the slow end of the band; None when no number of them would do."""
+        """GPUs at the slow end of the band; None when no number of them is enough."""
         return None if self.working_high is None else (self.working_high + self.spare) * self.candidate.gpus
 
     @property
@@ -218,10 +218,11 @@ class MeanBased:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Fleets that meet the SLA, fewest GPUs (or, with prices, cheapest) first: the first is the answer; and the rest.
+    """Fleets that meet the SLA, fewest GPUs (or, with prices, cheapest) first, so the first is the answer; and the
+    rest.
 
     `mean_based`: the count by the rule of means on the answer's GPU, for comparison; never part of the answer.
-    `serves`: the load in words, as "for 400 users", where it was not asked as requests/s.
+    `serves`: the load in words, as "for 400 users", if it was not given as requests/s.
     """
 
     question: Question
@@ -232,14 +233,14 @@ class Plan:
 
     @property
     def answer(self) -> Fleet:
-        """The fleet with the fewest GPUs, or the cheapest where prices differ by GPU."""
+        """The fleet with the fewest GPUs, or the cheapest if prices differ by GPU."""
         return self.fleets[0]
 
 
 # --- What a fleet costs and draws: per hour, per month, per million tokens, per 1,000 requests
 
 HOURS_A_MONTH = 730.0
-"""Hours of a year over 12."""
+"""Hours of a year divided by 12."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +276,9 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Upper bounds on what the fleet's GPUs draw: every one, spares too, at its thermal design power.
+    """Upper bounds on the power drawn by the fleet's GPUs: all of them, spares too, at their thermal design power.
 
-    Without servers' fans, processors and the cooling of the hall.
+    Excludes servers' fans, processors and the cooling of the data hall.
     """
 
     power_kw: float
@@ -285,7 +286,7 @@ class Energy:
 
 
 def cost_of(question: Question, fleet: Fleet) -> Cost | None:
-    """What the fleet costs; None without a price for its GPU.
+    """The cost of the fleet; None without a price for its GPU.
 
     The arithmetic: 12 GPUs at 2.50 an hour are 30 an hour; at 20 requests/s of 250 output tokens that is 18 million
     tokens an hour, so 1.67 per million.
@@ -296,12 +297,12 @@ def cost_of(question: Question, fleet: Fleet) -> Cost | None:
 
 
 def cost_at(per_hour: float, requests_per_s: float, output_tokens_per_s: float) -> Cost:
-    """The cost of a fleet that costs so much an hour and serves so much on average."""
+    """The cost of a fleet from its price per hour and the average load it serves."""
     return Cost(per_hour, per_hour / (output_tokens_per_s * 3600) * 1e6, per_hour / (requests_per_s * 3600) * 1000)
 
 
 def energy_of(question: Question, fleet: Fleet) -> Energy | None:
-    """What the fleet draws at most; None for a GPU whose power is not in the catalogue."""
+    """The most power the fleet draws; None for a GPU whose power is not in the catalogue."""
     gpu = catalogued_gpus().get(fleet.candidate.gpu)
     if gpu is None or gpu.power_w is None:
         return None
@@ -314,7 +315,7 @@ def energy_of(question: Question, fleet: Fleet) -> Energy | None:
 
 
 def servers(replicas: int, gpus_per_replica: int, gpus_per_server: int) -> int:
-    """Servers of `gpus_per_server` GPUs for so many replicas, each in as few servers as can hold it.
+    """Servers of `gpus_per_server` GPUs for this many replicas, each in as few servers as can hold it.
 
     GPUs left over in a server that are too few for a replica stay idle; a server that holds part of a large replica
     holds nothing else.
@@ -332,6 +333,6 @@ def servers(replicas: int, gpus_per_replica: int, gpus_per_server: int) -> int:
 
 
 def usual_server(gpu: str) -> int | None:
-    """GPUs of the server in which this GPU usually comes; None for a GPU that is not in the catalogue."""
+    """GPUs per server in which this GPU is usually sold; None for a GPU that is not in the catalogue."""
     known = catalog.gpus().get(gpu)
     return known.gpus_per_server if known else None

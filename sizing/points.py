@@ -22,20 +22,21 @@ from sizing.workload import MOST_TOKENS, Lengths, Prefix
 LoadKind = Literal[
     "concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace", "sessions", "session_rate"
 ]
-"""Of the load value: users of a closed loop; requests/s; users who have one session after another, thinking between its
-turns; sessions that begin in a second."""
+"""Meaning of the load value: users of a closed loop; requests/s; users who have one session after another, thinking
+between its turns; sessions that begin in a second."""
 Verdict = Literal[
     "", "steady", "overloaded", "unsteady", "client_limited", "shared", "errors", "wrong_lengths", "little"
 ]
-"""What a point is worth: "" not judged, "steady" fit for use, every other void, and why."""
+"""How good a point is: "" not judged, "steady" fit for use, every other void, and why."""
 Start = Literal["", "staggered", "together", "burst"]
-"""How the users of a closed loop began: one after the other, in the same instant, within a millisecond; "" not told."""
+"""How the users of a closed loop started: one after the other, in the same instant, within a millisecond; ""
+unknown."""
 UNITS: Mapping[LoadKind, str] = {
     "concurrency": "users",
     "sessions": "users with sessions",
     "session_rate": "sessions/s",
 }
-"""Of the load value, by kind; of all others requests/s."""
+"""Unit of the load value, by kind; for all others requests/s."""
 ONE_ISL = 1.2
 """Longest over shortest ISL up to which prompts count as equally long."""
 Text = Annotated[str, Field(min_length=1)]
@@ -50,7 +51,7 @@ Latency = Annotated[float, Field(ge=0, le=1e6)]
 PrefixTokens = Annotated[float, Field(ge=0, le=MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[float, Field(gt=0, le=1e9)]
-"""Bounds of what a server can do: beyond them a number is a slip or another unit, and the arithmetic overflows."""
+"""Bounds on what a server can do: beyond them a number is a typo or in another unit, and the arithmetic overflows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(allow_inf_nan=False, extra="forbid"))
@@ -58,11 +59,11 @@ class Point:
     """One load level, measured: a row of the points table. Times in seconds; unknown = None.
 
     `itl` is the mean gap after the first token, one value per request; `gap` are gaps between single tokens. In an open
-    loop latencies run from the moment a request was due, not from a late sending of it. `load_value` is users in a
-    closed loop and requests/s, the mean of them in a schedule or trace, in an open one. `prefix_tokens`: how many
-    tokens at their head the prompts share; `prefix_hit`: the share of requests that found them in the server's prefix
-    cache. Unknown counts as none. `kv_tokens`: how many tokens the instance's KV cache holds, as the server says.
-    `protocol`: how the users of a closed loop began, whose warm-up is left out of the figures if they were *staggered*.
+    loop, latencies run from the moment a request was due, even if it was sent late. `load_value` is users in a closed
+    loop and requests/s in an open one, for a schedule or trace their mean. `prefix_tokens`: how many tokens at their
+    start the prompts share; `prefix_hit`: the share of requests that found them in the server's prefix cache. Unknown
+    counts as none. `kv_tokens`: how many tokens the instance's KV cache holds, according to the server. `protocol`: how
+    the users of a closed loop started; their warm-up is left out of the figures if they were *staggered*.
     """
 
     model: Text
@@ -115,22 +116,22 @@ class Point:
 
     @property
     def void(self) -> bool:
-        """True for a point that was measured but says nothing of the server's steady state: it is never fitted."""
+        """True for a point that was measured but does not describe the server's steady state: it is never fitted."""
         return self.verdict not in ("", "steady")
 
     @property
     def deployment(self) -> Deployment:
-        """What fixes how one instance behaves."""
+        """Everything that determines how one instance behaves."""
         return Deployment(*(getattr(self, name) for name in Deployment._fields))
 
     @property
     def lengths(self) -> Lengths:
-        """The law of the requests' lengths."""
+        """The distribution of the requests' lengths."""
         return Lengths(self.isl, self.osl, self.isl_cv, self.osl_cv)
 
     @property
     def prefix(self) -> Prefix:
-        """The tokens shared and found in the cache; none where either number is unknown."""
+        """The tokens shared and found in the cache; none if either number is unknown."""
         if not self.prefix_tokens or not self.prefix_hit:
             return Prefix()
         return Prefix(round(self.prefix_tokens), self.prefix_hit)
@@ -142,8 +143,8 @@ class Point:
 
     @property
     def series(self) -> Series:
-        """What the points of one curve have in common. Shares found are rounded to tenths: those that a server counts
-        differ a little from level to level."""
+        """What the points of one curve have in common. Hit shares are rounded to tenths, because a server's counts
+        differ slightly from level to level."""
         return Series(self.deployment, self.lengths, self.prefix.rounded)
 
     @property
@@ -152,10 +153,10 @@ class Point:
         return self.tp * self.pp
 
     def of_one(self, replicas: int) -> Point:
-        """What one of so many equal replicas saw of this load, which all of them served behind one endpoint.
+        """This load as seen by one of so many equal replicas, all of which served it behind one endpoint.
 
-        A user is on one replica at a time, so that users become a whole number, one at least; requests/s are divided
-        in the same proportion, which keeps Little's law.
+        A user is on one replica at a time, so users become a whole number, at least one; requests/s are divided in the
+        same proportion, which preserves Little's law.
         """
         share = 1 / replicas
         if self.load_kind in ("concurrency", "sessions"):
@@ -171,13 +172,13 @@ class Point:
 
     @property
     def load_label(self) -> str:
-        """The load offered, in words: ``16 users`` of a closed loop, ``12 requests/s`` of an open one."""
+        """The load offered, in words: ``16 users`` for a closed loop, ``12 requests/s`` for an open one."""
         unit = UNITS.get(self.load_kind, "requests/s")
         return f"{significant(self.load_value)} {unit}"
 
     @property
     def little(self) -> float | None:
-        """requests/s x mean E2E over the concurrency held: 1 by Little's law, None where it cannot be told."""
+        """requests/s x mean E2E over the concurrency held: 1 by Little's law, None if it is unknown."""
         in_flight = self.load_value if self.load_kind == "concurrency" else self.mean_in_flight
         if self.e2e_mean_s is None or not in_flight:
             return None
@@ -199,7 +200,7 @@ class Deployment(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """How its GPUs share the model, as far as points tell."""
+        """How its GPUs share the model, as far as points record it."""
         return Layout(self.tp, self.pp)
 
     @property
@@ -211,11 +212,11 @@ class Deployment(NamedTuple):
 
 
 TELLING = ("steady", "overloaded")
-"""Verdicts on a level of random arrivals that tell whether a server does what was planned."""
+"""Verdicts on a level of random arrivals that show whether a server performs as planned."""
 
 
 def same_isl(lengths: Iterable[float]) -> bool:
-    """True for ISLs within 20 % of each other: what a prompt costs by its length cannot be told from them."""
+    """True for ISLs within 20 % of each other: they do not show how the cost of a prompt depends on its length."""
     known = list(lengths)
     return max(known) <= ONE_ISL * min(known)
 
@@ -225,18 +226,19 @@ STARTS: dict[str, Literal["together", "ramp", "burst"]] = {
     "staggered": "ramp",
     "burst": "burst",
 }
-"""How the users of a closed loop may begin, by the names that planners know."""
+"""How the users of a closed loop may start, by the names that planners know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How the points were measured, where it matters to means.
+    """How the points were measured, as far as it affects means.
 
-    `start`: users of a closed loop began one after the other (*ramp*), all in the same instant (*together*), within a
+    `start`: users of a closed loop started one after the other (*ramp*), all in the same instant (*together*), within a
     millisecond (*burst*: the first prompt is alone in its iteration, and all others wait for it: two users see a TTFT
-    1.5 times that of one, not twice), or it is not known: then the fit tells by the residuals. `counted`: requests of
-    the *steady* state, or *all* from an empty server on, and of an open loop those complete within `duration_s`.
-    `ttft_sigma`: relative standard error of a mean TTFT. `inferred`: nobody told the start, the fit found it.
+    1.5 times that of one, not twice), or it is unknown: then the fit infers it from the residuals. `counted`: requests
+    of the *steady* state, or *all* starting from an empty server, and in an open loop those completed within
+    `duration_s`. `ttft_sigma`: relative standard error of a mean TTFT. `inferred`: the start was not given, the fit
+    found it.
     """
 
     start: Literal["ramp", "together", "burst", "unknown"] = "unknown"
@@ -246,12 +248,12 @@ class Protocol:
 
     @classmethod
     def named(cls, name: str) -> Protocol:
-        """The protocol by the name that planners know, one of STARTS; empty: not told."""
+        """The protocol by the name that planners know, one of STARTS; empty: unknown."""
         return cls(STARTS[name]) if name else cls()
 
     @property
     def at_once(self) -> bool:
-        """True where the users of a closed loop began together, to the millisecond: equal requests stay in lockstep."""
+        """True if the users of a closed loop started together, to the millisecond: equal requests stay in lockstep."""
         return self.start in ("together", "burst")
 
 
@@ -259,7 +261,7 @@ UNTOLD = Protocol()
 
 
 class Series(NamedTuple):
-    """What may be drawn as one curve: deployment, law of lengths, and the prefix that prompts share."""
+    """What may be drawn as one curve: deployment, distribution of lengths, and the prefix that prompts share."""
 
     deployment: Deployment
     lengths: Lengths
@@ -267,8 +269,8 @@ class Series(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """The points of one deployment, one law of lengths (means and coefficients of variation) and one shared prefix, by
-    rising load."""
+    """The points of one deployment, one distribution of lengths (means and coefficients of variation) and one shared
+    prefix, by rising load."""
 
     deployment: Deployment
     lengths: Lengths
@@ -284,17 +286,17 @@ MOST_BYTES = 50_000_000
 LONGEST_LINE = 100_000
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 KEPT_UP = 0.95
-"""Share of the rate offered in an open loop from which a server kept up with it."""
+"""Share of the rate offered in an open loop from which a server counts as having kept up with it."""
 REPLICAS = "replicas"
-"""A further column of tables from elsewhere: replicas behind the endpoint that was measured."""
+"""An additional column of tables from elsewhere: replicas behind the measured endpoint."""
 NEEDED = ("model", "precision", "gpu", "tp", "isl", "osl", "load_kind", "load_value", "requests_per_s")
 
 
 def read_points(path: Path | str, most: int = MOST_POINTS, *, replicas: int = 1) -> list[Point]:
     """The points of a CSV file with the columns of the points table; empty cells are unknown values.
 
-    Of several equal replicas behind one endpoint a point is what one of them saw (see `Point.of_one`): as many as its
-    row says in a column `replicas`, else as the caller says.
+    If several equal replicas served one endpoint, a point is the load as seen by one of them (see `Point.of_one`): the
+    number of replicas is the row's value in a column `replicas`, else the caller's.
 
     Raises PointsError, one line naming file, row and column, if the file is missing, is not a points table, holds more
     than `most` points, or a value is impossible.
@@ -394,7 +396,7 @@ def curves(points: Sequence[Point]) -> list[Curve]:
 
 
 def doubts(point: Point) -> list[str]:
-    """What speaks against a point: Little's law broken by over 5 %, percentiles out of order, unlikely units."""
+    """Reasons to distrust a point: Little's law broken by over 5 %, percentiles out of order, unlikely units."""
     found = []
     if point.little is not None and not math.isclose(point.little, 1, abs_tol=0.05):
         found.append(f"requests/s x mean E2E is {point.little:.2f} x the load in flight; Little's law wants 1")

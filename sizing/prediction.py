@@ -1,4 +1,4 @@
-"""Latency percentiles as predicted for a replica or a fleet at a load; made by the queue and by the simulator."""
+"""Predicted latency percentiles of a replica or a fleet at a load, from the queue or from the simulator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CautionKind = Literal[  # noqa: RUF041 - grouped by where they come from
     Literal[
         "fitted_kv_tokens", "estimated_kv_tokens", "fitted_slots", "fitted_budget", "fitted_lookahead", "fitted_unread"
     ],
-    Literal["refuted_kv_tokens", "refuted_slots", "unknown_kv_tokens", "no_ttft"],  # of what its points tell
+    Literal["refuted_kv_tokens", "refuted_slots", "unknown_kv_tokens", "no_ttft"],  # of what its points say
     Literal["lockstep", "one_level", "few_points", "one_isl", "unmeasured_isl", "fell_behind"],  # of its points
     Literal["no_timings", "scaled_law", "other_engine", "moe_on_blackwell", "rough_timings"],  # of an estimate
 ]
@@ -33,7 +33,7 @@ CautionKind = Literal[  # noqa: RUF041 - grouped by where they come from
 
 @dataclass(frozen=True, slots=True)
 class Caution:
-    """What a reader must know before relying on an answer: its kind, and the figures and names that go with it.
+    """Something a reader must know before relying on an answer: its kind, and the figures and names that go with it.
 
     Times are seconds. `sizing.text.caution` puts it into words.
     """
@@ -59,7 +59,7 @@ class Quantiles:
     def of(cls, seconds: NDArray[np.float64]) -> Quantiles:
         """Quantiles of a sample of times from 0 on, by linear interpolation.
 
-        What is not finite is left out; NaN where nothing is left.
+        Non-finite values are left out; NaN if nothing is left.
         """
         total = float(seconds.sum())
         sample = seconds if math.isfinite(total) else seconds[np.isfinite(seconds)]
@@ -78,16 +78,16 @@ class Quantiles:
 
     @property
     def known(self) -> bool:
-        """False where there is nothing to take the quantiles of."""
+        """False if there is nothing to take the quantiles of."""
         return not math.isnan(self.mean_s)
 
 
 NOT_COUNTED = Quantiles(*(float("nan"),) * 5)
-"""Of gaps between tokens that nobody asked for."""
+"""For gaps between tokens that were not requested."""
 
 
 def used_up(within: Within, seconds_of: Callable[[RequestMetric], Floats]) -> Floats:
-    """Of each request the largest share of a limit that it uses up, shape (n,); at most 1 where it keeps them all.
+    """For each request, the largest share of a limit that it uses up, shape (n,); at most 1 if it meets them all.
 
     A request without an ITL uses up nothing of that limit.
     """
@@ -97,7 +97,7 @@ def used_up(within: Within, seconds_of: Callable[[RequestMetric], Floats]) -> Fl
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Requests judged by the limits `within` all at once. `goodput`: the share of all requests that keep them.
+    """Requests judged by the limits `within` all at once. `goodput`: the share of all requests that meet them.
 
     `used`: the largest share of a limit that a request uses up (see `used_up`) at every tenth of a percentile, shape
     (1000,); infinite for requests that are not served.
@@ -109,7 +109,7 @@ class Joint:
 
     @classmethod
     def of(cls, within: Within, used: Floats) -> Joint:
-        """Of the shares used up by each request, shape (n,); by linear interpolation, as `Quantiles` has it."""
+        """From the shares used up by each request, shape (n,); by linear interpolation, as in `Quantiles`."""
         ordered = np.sort(used)
         place = TENTHS * (len(ordered) - 1)
         low = place.astype(np.int64)
@@ -118,7 +118,7 @@ class Joint:
         return cls(within, float(np.mean(used <= 1)), below + rise * np.where(part > 0, part, 1.0))
 
     def at(self, percentile: float) -> float:
-        """The share of its limits that all but 100 - `percentile` per cent of the requests keep below."""
+        """The share of its limits that all but 100 - `percentile` per cent of the requests stay below."""
         return float(self.used[round(10 * percentile)])
 
 
@@ -129,9 +129,9 @@ TENTHS = np.arange(round(10 * MOST_GOODPUT) + 1) / 1000
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What users would see. `saturated`: the load exceeds what the fleet can carry, so that queues grow without end and
-    the percentiles mean nothing. `utilization` is load over the highest rate that is stable. `gap`: of
-    single gaps between tokens, all requests' pooled; `joint`: limits kept at once; both known where asked for.
-    `rejected`: share of the requests that are rejected or time out; formulas know none."""
+    the percentiles are meaningless. `utilization` is load over the highest stable rate. `gap`: quantiles of single gaps
+    between tokens, pooled over all requests; `joint`: limits met at once; both known if requested. `rejected`: share of
+    the requests that are rejected or time out; formulas have none."""
 
     ttft: Quantiles
     itl: Quantiles
@@ -149,11 +149,11 @@ class Prediction:
         return {"ttft": self.ttft, "itl": self.itl, "gap": self.gap, "e2e": self.e2e}[metric]
 
     def value_s(self, limit: Limit) -> float:
-        """Seconds predicted for the metric and percentile that `limit` speaks of; of goodput the share of the limits
-        that is used up, of rejected requests their share.
+        """Seconds predicted for the metric and percentile that `limit` refers to; for goodput, the share of the limits
+        that is used up; for rejected requests, their share.
 
-        Raises ScenarioError where gaps, or goodput within these limits, were not predicted: a limit must not be taken
-        for kept.
+        Raises ScenarioError if gaps, or goodput within these limits, were not predicted: a limit must not be assumed
+        met.
         """
         if limit.metric == "rejected":
             return self.rejected
@@ -169,7 +169,7 @@ class Prediction:
         return found.at(limit.percentile)
 
     def said(self, limit: Limit) -> str:
-        """The value for people: a time, or the share of the requests that keep their limits or are turned away."""
+        """The value for people: a time, or the share of the requests that meet their limits or are turned away."""
         if limit.metric == "goodput" and self.joint is not None:
             return of_requests(self.joint.goodput)
         return limit.said(self.value_s(limit))
@@ -179,13 +179,13 @@ class Prediction:
         return not self.saturated and all(self.used(limit) <= 1 for limit in sla.limits)
 
     def used(self, limit: Limit) -> float:
-        """How much of the limit is used up, 1 = all of it. Requests that are turned away are beyond every limit on
+        """How much of the limit is used up, 1 = all of it. Requests that are turned away exceed every limit on
         latencies, and use up what its percentile leaves."""
         used, beyond = self.value_s(limit) / limit.limit_s, self.beyond(limit)
         return max(used, beyond / (1 - limit.percentile / 100)) if beyond else used
 
     def beyond(self, limit: Limit) -> float:
-        """The share of the requests that are beyond a limit on latencies because they are turned away."""
+        """The share of the requests that exceed a limit on latencies because they are turned away."""
         return self.rejected if limit.metric in ("ttft", "itl", "e2e") else 0.0
 
     def binding(self, sla: Sla) -> Limit:

@@ -1,4 +1,4 @@
-"""The question a planner answers, said once: its fields, each with unit, range, default, help and keys, and its value.
+"""The question a planner answers, defined once: its fields (unit, range, default, help, keys) and its value.
 
 Options of the command line, keys of YAML files and JSON, parameters of links, ranges of the page's form and rows of
 reports all come from `FIELDS`.
@@ -72,7 +72,7 @@ TIMEOUT_S = Range(1e-6, 1e6, "s")
 class Field:
     """One thing a question says.
 
-    `name`: of the option (``--isl-cv``), of the key in YAML files and of the parameter in links; it never changes.
+    `name`: that of the option (``--isl-cv``), of the key in YAML files and of the parameter in links; it never changes.
     `key`: in JSON, in reports and on the page, where it may name the unit. `path`: where a `Question` has the value.
     `label`: in reports; `help`: one line. A field whose `default` is None must be given, unless it is `optional`.
     `range` bounds numbers, `choices` names. `unit`: in reports, if the range has none. Reports leave a `quiet` field
@@ -111,7 +111,7 @@ class Field:
         return attrgetter(self.path)(question)
 
     def check(self, value: float | None) -> None:
-        """ScenarioError, in the field's own words, for a number out of its range; None is no number."""
+        """Raise ScenarioError, in the field's own words, for a number out of its range; None counts as no number."""
         if value is not None and self.range is not None and value not in self.range:
             raise ScenarioError(f"{self.name.replace('_', ' ')} must be {self.range}, got {value:g}")
 
@@ -291,14 +291,14 @@ FIELDS: dict[str, Field] = {
 """Every field by name, in the order of JSON answers."""
 
 ADMISSION = ("queue_limit", "queue_timeout")
-"""Fields that say which requests are turned away: questions that have one are sized by simulation."""
+"""Fields that decide which requests are turned away: questions that have one are sized by simulation."""
 FEW = 16
 """Fleets of more replicas than this are rounded to eighths: the effect on one replica is negligible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a replica works in: the workload's lengths and arrivals, the SLA, and the fleet it shares the load with."""
+    """What a replica works in: the workload's lengths and arrivals, the SLA, and the fleet that shares the load."""
 
     workload: Workload
     sla: Sla
@@ -307,7 +307,7 @@ class Setting:
 
     @property
     def herds(self) -> bool:
-        """True where equal requests go to the least busy of several replicas and may fall into step."""
+        """True if equal requests go to the least busy of several replicas and may fall into lockstep."""
         return self.replicas > 1 and self.routing == "least_outstanding" and self.workload.lengths.fixed
 
     def at(self, rate_per_replica_per_s: float) -> Workload:
@@ -319,10 +319,10 @@ class Setting:
 class Question:
     """How many GPUs for this workload under this SLA?
 
-    `headroom`: each working replica is planned at (1 - headroom) of the rate at which the SLA first fails.
-    `spare`: idle replicas kept beside the working ones. `price_per_gpu_hour`: any currency, None = not asked; `prices`
-    are (GPU, price) pairs that go before it. `workload.rate_per_s` is the load planned for: the peak, `peak_factor`
-    times the mean. Raises ScenarioError for a value out of the range of its field.
+    `headroom`: each working replica is planned at (1 - headroom) of the rate at which the SLA first fails. `spare`:
+    idle replicas in addition to the working ones. `price_per_gpu_hour`: any currency, None = not requested; `prices`
+    are (GPU, price) pairs that take precedence over it. `workload.rate_per_s` is the load planned for: the peak,
+    `peak_factor` times the mean. Raises ScenarioError for a value out of the range of its field.
     """
 
     model: str
@@ -342,9 +342,9 @@ class Question:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Question:
-        """The question that options or the keys of a file ask, by the names of `FIELDS`; limits as ``p95:1s``.
+        """The question in options or the keys of a file, by the names of `FIELDS`; limits as ``p95:1s``.
 
-        A field that is not there or None has its default. Raises ScenarioError for what cannot be asked.
+        A field that is missing or None has its default. Raises ScenarioError for a question that cannot be asked.
 
         >>> asked = Question.of({"model": "m", "rate": 20, "isl": 2000, "osl": 256, "ttft": "p95:1s"})
         >>> asked.workload.rate_per_s, str(asked.sla), asked.headroom
@@ -356,12 +356,12 @@ class Question:
         return cls(full["model"], workload_of(full), sla_of(full), **terms, **price)
 
     def price_of(self, gpu: str) -> float | None:
-        """Price of an hour of this GPU, None = not known."""
+        """Price of an hour of this GPU, None = unknown."""
         return dict(self.prices).get(gpu, self.price_per_gpu_hour)
 
     @property
     def queue_timeout(self) -> str | None:
-        """As the option has it, for instance 2s; None where no request times out."""
+        """As the option has it, for instance 2s; None if no request times out."""
         timeout_s = self.workload.queue_timeout_s
         return f"{timeout_s:.12g}s" if math.isfinite(timeout_s) else None
 
@@ -399,7 +399,7 @@ class Question:
 
 
 def replicas_for(rate_per_s: float, per_replica_per_s: float) -> int:
-    """Replicas that carry a load at so much each; a load that fills them to within rounding needs no further one.
+    """Replicas that carry a load at this much each; a load that fills them to within rounding needs no further one.
 
     >>> replicas_for(3 * 0.1, 0.1), replicas_for(0.31, 0.1)
     (3, 4)
@@ -408,7 +408,7 @@ def replicas_for(rate_per_s: float, per_replica_per_s: float) -> int:
 
 
 def completed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with the default of every field that is not there or None."""
+    """`given` with the default of every field that is missing or None."""
     usual = {name: field.default for name, field in FIELDS.items()}
     return usual | {name: value for name, value in given.items() if value is not None}
 
@@ -430,11 +430,11 @@ def workload_of(given: Mapping[str, Any]) -> Workload:
 
 
 AGREES = 0.01
-"""Share by which a mean or a variation may differ from that of a law beside it."""
+"""Relative difference allowed between a mean or a variation and that of a distribution given with it."""
 
 
 def lengths_of(given: Mapping[str, Any]) -> Lengths:
-    """The lengths that fields by name describe; a law implies mean and variation, which need not be given."""
+    """The lengths that fields by name describe; a distribution implies mean and variation, which may be omitted."""
     full = completed(given)
     for side in ("isl", "osl"):
         law = full[f"{side}_law"]
@@ -457,7 +457,8 @@ LENGTHS = ("isl", "osl", "isl_cv", "osl_cv", "correlation", "isl_law", "osl_law"
 
 
 def with_laws(given: Mapping[str, Any], folder: Path | str = "") -> dict[str, Any]:
-    """Fields by name, as a file has them: histograms read, from `folder`, and the means that laws imply filled in."""
+    """Fields by name, as a file has them, with histograms read from `folder` and the means that laws imply filled
+    in."""
     full = dict(given)
     for side in ("isl", "osl"):
         if isinstance(text := full.get(f"{side}_law"), str):
@@ -468,12 +469,13 @@ def with_laws(given: Mapping[str, Any], folder: Path | str = "") -> dict[str, An
 
 
 def sla_of(given: Mapping[str, Any]) -> Sla:
-    """The limits among fields by name; ScenarioError when there is none."""
+    """The limits among fields by name; raises ScenarioError if there is none."""
     return Sla(*(Limit.parse(metric, given[metric]) for metric in LIMITED if given.get(metric)))
 
 
 def check_load(workload: Workload, sla: Sla) -> None:
-    """ScenarioError for lengths, a rate or a limit out of range, and for limits that the lengths give no meaning."""
+    """Raise ScenarioError for lengths, a rate or a limit out of range, and for limits without meaning at the
+    lengths."""
     for name in ("isl", "osl", "isl_cv", "osl_cv", "prefix_tokens", "prefix_hit", "rate"):
         FIELDS[name].check(attrgetter(FIELDS[name].path.removeprefix("workload."))(workload))
     check_prefix(workload.lengths, workload.prefix)
@@ -491,13 +493,13 @@ def check_load(workload: Workload, sla: Sla) -> None:
 
 
 def check_prefix(lengths: Lengths, prefix: Prefix) -> None:
-    """ScenarioError for a shared prefix longer than the mean prompt that is to begin with it."""
+    """Raise ScenarioError for a shared prefix longer than the mean prompt that is to begin with it."""
     if prefix.tokens > lengths.isl:
         raise ScenarioError(f"prefix tokens must be at most ISL ({lengths.isl:g} tokens), got {prefix.tokens}")
 
 
 class Margins(Protocol):
-    """Margins and prices, as a question has them and a fleet that several workloads share."""
+    """Margins and prices, as in a question or in a fleet that several workloads share."""
 
     @property
     def headroom(self) -> float: ...
@@ -510,7 +512,7 @@ class Margins(Protocol):
 
 
 def check_terms(terms: Margins) -> None:
-    """ScenarioError for a headroom, a number of spares or a price out of range."""
+    """Raise ScenarioError for a headroom, a number of spares or a price out of range."""
     for name in ("headroom", "spare", "price"):
         FIELDS[name].check(attrgetter(FIELDS[name].path)(terms))
     for gpu, price in terms.prices:
@@ -519,7 +521,7 @@ def check_terms(terms: Margins) -> None:
 
 
 def check_priced(prices: Sequence[tuple[str, float]], general: float | None, gpus: Iterable[str]) -> None:
-    """ScenarioError where some GPUs have a price and one of `gpus` has none: fleets could not be ranked."""
+    """Raise ScenarioError if some GPUs have a price and one of `gpus` has none: fleets could not be ranked."""
     named = [gpu for gpu, _ in prices]
     unknown = [gpu for gpu in gpus if gpu not in named]
     if named and unknown and general is None:

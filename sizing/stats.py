@@ -1,7 +1,8 @@
-"""How sure a figure is: Student's t, batch means of requests that share a queue, intervals of shares and percentiles.
+"""How certain a figure is: Student's t, batch means of requests that share a queue, intervals of shares and
+percentiles.
 
-scipy.special is imported by the first quantile, for it takes a third of a second: a load generator's processes import
-this and never ask.
+scipy.special is imported by the first quantile, because it takes a third of a second: a load generator's processes
+import this module and never need it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 
 BATCHES = 20
-"""Batches of consecutive requests. Longer batches depend less on their neighbours, and more
-than 20 would barely narrow the interval (Student's t at 95 %: 1.73 with 20, 1.65 with 1000): hence only 20."""
+"""Batches of consecutive requests. Longer batches depend less on their neighbours, and more than 20 would barely narrow
+the interval (Student's t at 95 %: 1.73 with 20, 1.65 with 1000): hence only 20."""
 CONFIDENCE = 0.9
 MOST_CORRELATION = 0.9
 
@@ -43,7 +44,7 @@ def mean_half_width(values: Floats, confidence: float = CONFIDENCE) -> float:
 
 
 def inflation(residuals: Floats, fitted: int) -> float:
-    """By how much correlation r of neighbours inflates the variance of what was fitted: (1 + r)/(1 - r), from 1 to 19.
+    """The factor by which correlation r of neighbours inflates the variance of a fit: (1 + r)/(1 - r), from 1 to 19.
 
     r is the lag-1 correlation of `residuals`, corrected for its bias: fitting `fitted` coefficients makes neighbours
     look opposed by about (fitted + 4 r)/n (Kendall 1954). Opposed neighbours count as independent.
@@ -60,7 +61,7 @@ def inflation(residuals: Floats, fitted: int) -> float:
 def half_width(means: Floats, confidence: float) -> float:
     """Half width of the confidence interval of the mean of batch `means`, in their unit.
 
-    Student's t on the batch means; what correlation is left between neighbours inflates the variance and takes from the
+    Student's t on the batch means; remaining correlation between neighbours inflates the variance and reduces the
     degrees of freedom alike.
     """
     n = len(means)
@@ -121,7 +122,7 @@ def rank(share: float, count: int) -> int:
 def interpolated(at: float, x: Floats, y: Floats) -> float:
     """The value at `at` of a smooth curve through the points (x, y), both shape (n,), n from 2 on, x ascending.
 
-    Piecewise cubic with the slopes of Fritsch and Butland (1984), as ``scipy.interpolate.PchipInterpolator`` has them,
+    Piecewise cubic with the slopes of Fritsch and Butland (1984), as in ``scipy.interpolate.PchipInterpolator``,
     without the half second that importing it takes. Monotone wherever the points are; exact for a straight line.
 
     >>> interpolated(1.5, np.array([0.0, 1.0, 2.0]), np.array([0.0, 2.0, 4.0]))

@@ -1,6 +1,6 @@
-"""Laws of a length in tokens other than the lognormal: uniform, a few fixed lengths, a histogram, lengths as recorded.
+"""Length distributions other than the lognormal: uniform, a few fixed lengths, a histogram, lengths as recorded.
 
-All of them are one thing: cells of lengths, in each of which every whole number is as likely as any other.
+All of them have one form: cells of lengths, in each of which every whole number is equally likely.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from sizing.errors import LONGEST_QUOTE, ScenarioError, one_line
 from sizing.numbers import Floats
 
 MOST_CELLS = 256
-"""Cells of a law. Recorded lengths of more different values are put into as many bins, each a few per cent wide."""
+"""Most cells of a law. If recorded lengths have more different values, they go into as many bins, a few per cent
+wide."""
 MOST_TOKENS = 10**9
 MOST_WEIGHT = 1e15
 MOST_CV = 100
 LARGEST_FILE_BYTES = 64 * 2**20
 LOGNORMAL = "lognormal"
-"""The law of lengths that have a mean and a coefficient of variation and nothing else."""
+"""The distribution of lengths given only by a mean and a coefficient of variation."""
 FORMS = "uniform:LOW-HIGH, points:TOKENS@SHARE,... or histogram:LOW-HIGH@COUNT,..."
 HEADERS = (("tokens",), ("tokens", "count"), ("low", "high", "count"))
 _CELL = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(?:@([0-9.eE+-]{1,32}))?")
@@ -37,11 +38,11 @@ Cell = tuple[int, int, float]
 
 @dataclass(frozen=True, slots=True)
 class TokenLaw:
-    """The law of a length: `cells` (low, high, weight), ascending and apart.
+    """The distribution of a length: `cells` (low, high, weight), ascending and disjoint.
 
-    A length lies in a cell with a chance in proportion to its weight, and is there any whole number of tokens from low
-    to high, ends included, equally often. `mean` in tokens; `cv`: standard deviation over mean. Both are exact.
-    Raises ScenarioError for cells that are no law.
+    A length falls into a cell with a probability in proportion to its weight, and is there any whole number of tokens
+    from low to high, ends included, equally often. `mean` in tokens; `cv`: standard deviation over mean. Both are
+    exact. Raises ScenarioError for cells that do not form a distribution.
 
     >>> law = TokenLaw.parse("points:200@0.8,4000@0.2")
     >>> law.mean, str(law)
@@ -58,7 +59,7 @@ class TokenLaw:
 
     def __post_init__(self) -> None:
         check_cells(self.cells)
-        if len(self.cells) == 1:  # whose weight says nothing
+        if len(self.cells) == 1:  # its weight means nothing
             object.__setattr__(self, "cells", ((*self.cells[0][:2], 1.0),))
         low, high, weight = np.array(self.cells, dtype=float).T
         share = weight / weight.sum()
@@ -102,7 +103,7 @@ class TokenLaw:
 
     @classmethod
     def of(cls, tokens: ArrayLike, counts: ArrayLike | None = None) -> TokenLaw:
-        """The law of recorded lengths, whole and at least 1; `counts` of each, 1 where not given.
+        """The distribution of recorded lengths, whole and at least 1; `counts` of each, 1 if not given.
 
         Exact for up to MOST_CELLS different lengths; more are put into bins of equal width in the logarithm.
         """
@@ -126,7 +127,7 @@ class TokenLaw:
         return np.asarray(self._low[cell] + np.clip(np.floor(within * self._width[cell]), 0, self._width[cell] - 1))
 
     def nodes(self, count: int) -> tuple[Floats, Floats]:
-        """Quantiles that stand for the law in sums, about `count` of them, and their shares: never across two cells."""
+        """Quantiles that represent the law in sums, about `count` of them, and their shares: never across two cells."""
         parts = np.minimum(self._width, np.maximum(np.rint(self._share * count), 4)).astype(np.int64)
         number = np.concatenate([np.arange(each) for each in parts])
         share, start = (np.repeat(each, parts) for each in (self._share / parts, self._reached - self._share))
@@ -154,12 +155,12 @@ class TokenLaw:
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> TokenLaw | None:
-    """Kept, for a study asks about the same law many times."""
+    """Cached, because a study uses the same law many times."""
     return TokenLaw._read(text)
 
 
 def check_cells(cells: Iterable[Cell]) -> None:
-    """ScenarioError for cells that are no law of lengths."""
+    """Raise ScenarioError for cells that do not form a distribution."""
     before = 0
     for number, (low, high, weight) in enumerate(cells, start=1):
         if not 1 <= low <= high <= MOST_TOKENS:
@@ -187,7 +188,7 @@ def _cell(word: str) -> Cell:
 
 
 def with_file(text: str, folder: Path | str = "") -> str:
-    """The text of a law, ``histogram:FILE.csv`` replaced by what the file holds; `folder`: where its path starts.
+    """The text of a law, ``histogram:FILE.csv`` replaced by the file's contents; `folder`: where its path starts.
 
     The file has the column `tokens`, one length a row, or `tokens` and `count`, or `low`, `high` and `count`. Raises
     ScenarioError that names the file and the line.
@@ -199,7 +200,7 @@ def with_file(text: str, folder: Path | str = "") -> str:
 
 
 def read_law(path: Path) -> TokenLaw:
-    """The law that a CSV file of lengths holds, see `with_file`."""
+    """The law in a CSV file of lengths, see `with_file`."""
     try:
         about = path.stat()
         if about.st_size > LARGEST_FILE_BYTES:
@@ -214,7 +215,7 @@ def read_law(path: Path) -> TokenLaw:
 
 @lru_cache(maxsize=16)
 def _held(path: Path, _: int) -> TokenLaw:
-    """The law of a file as it is since it was last changed; kept, for every scenario of a study reads it."""
+    """The law of a file in its current version; cached, because every scenario of a study reads it."""
     rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     header = tuple(cell.strip() for cell in rows[0]) if rows else ()
     if header not in HEADERS:

@@ -17,13 +17,13 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from streamlit.web.server.server_util import get_url
 
-from api.routes import routes, workers_as_set_up
+from api.routes import keys_as_set_up, routes, workers_as_set_up
 from sizing.__main__ import OBJECTS_BETWEEN_COLLECTIONS
 from sizing.errors import ScenarioError
 from ui import computing
 from ui.gate import Gate, most_sessions
 from ui.health import Health
-from ui.login import ReturnToLink
+from ui.login import ReturnToLink, check_domains
 
 gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # while the modules load
 SERVED_BETWEEN_COLLECTIONS = 10_000
@@ -57,6 +57,8 @@ async def serving(app: st.App) -> AsyncIterator[None]:
 
 
 try:
+    check_domains()
+    keys_as_set_up()
     room, workers = most_sessions(), workers_as_set_up(computing.first_answer)
 except (ValueError, ScenarioError) as wrong:
     print(f"error: {wrong}", file=sys.stderr)

@@ -444,8 +444,12 @@ def test_a_setting_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, s
 
 
 @pytest.mark.long
-def test_a_server_does_not_start_with_such_a_setting() -> None:
+@pytest.mark.parametrize(
+    ("variable", "setting"),
+    [(gate.SESSIONS_VARIABLE, "many"), ("SIZING_ALLOWED_DOMAINS", ","), ("SIZING_API_KEYS", ",")],
+)
+def test_a_server_does_not_start_with_such_a_setting(variable: str, setting: str) -> None:
     told = [sys.executable, "-m", "streamlit", "run", "serve.py", f"--server.port={free_port()}"]
-    settings = {**os.environ, gate.SESSIONS_VARIABLE: "many"}
+    settings = {**os.environ, variable: setting}
     ended = subprocess.run(told, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2 and ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from streamlit.web.server.starlette.starlette_server_config import USER_COOKIE_N
 from ui.words import plain
 
 DOMAINS_VARIABLE = "SIZING_ALLOWED_DOMAINS"
+DOMAIN = re.compile(r"[\w-]+(\.[\w-]+)*")
 DEFAULT_PROVIDER = "default"
 
 
@@ -83,6 +85,17 @@ def allowed_domains() -> tuple[str, ...]:
     return tuple(name.strip().lower() for name in names if name.strip())
 
 
+def check_domains() -> None:
+    """Raises ValueError where SIZING_ALLOWED_DOMAINS is set and names no domain, which must not admit every account, or
+    names one that no address can have."""
+    text = os.environ.get(DOMAINS_VARIABLE, "")
+    domains = allowed_domains()
+    if (text and not domains) or not all(map(DOMAIN.fullmatch, domains)):
+        raise ValueError(
+            f"{DOMAINS_VARIABLE} is {text!r}: give domains with commas between, as example.com, or unset it"
+        )
+
+
 def why_refused(user: Mapping[str, Any], domains: tuple[str, ...]) -> str:
     """Why an account has no access; empty if it has.
 
@@ -122,6 +135,8 @@ def _fault(on: bool) -> str:
     files = st.get_option("secrets.files")
     if not on and any(Path(file).exists() for file in files) and not st.secrets.load_if_toml_exists():
         return "The secrets file cannot be read, so nobody has access: the operator finds the error in the log."
+    if not on and st.secrets.load_if_toml_exists() and "auth" in st.secrets:
+        return "The section [auth] of the secrets is empty, so nobody has access: see docs/deploy.md."
     if not on and allowed_domains():
         return f"{DOMAINS_VARIABLE} is set, but there is no section [auth] in the secrets: see docs/deploy.md."
     return ""
@@ -178,8 +193,11 @@ class ReturnToLink:
 
 
 def asked_from(headers: Headers) -> str:
-    """Path and query of the page that asked for the login; empty when it is not of this server, or too long."""
-    page = urlsplit(headers.get("referer", ""))
+    """Path and query of the page that asked for the login; empty when it is not of this server, too long or no URL."""
+    try:
+        page = urlsplit(headers.get("referer", ""))
+    except ValueError:
+        return ""
     link = f"{page.path}?{page.query}"
     same_server = page.netloc == headers.get("host") and bool(page.query)
     return link if same_server and is_local(link) and len(quote(link)) <= LONGEST else ""

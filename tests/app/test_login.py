@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,25 @@ def test_requests_past_the_page_are_kept_out_by_the_same_rule(tmp_path: Path, mo
     assert "cannot be read" in login.why_kept_out({})
 
 
+def test_an_empty_section_keeps_everybody_out() -> None:
+    """A login that was begun, as a template without its values writes it, is no server without a login."""
+    app = visit({}, {"auth": {}})
+    assert app.title[0].value == "The login is not set up" and not app.metric
+
+
+@pytest.mark.parametrize("setting", [",", " ", "@example.com", "*.example.com", "example.com;example.org", "ann@a.com"])
+def test_domains_that_name_none_are_named(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setenv(login.DOMAINS_VARIABLE, setting)
+    with pytest.raises(ValueError, match=f"{login.DOMAINS_VARIABLE} is '{re.escape(setting)}'"):
+        login.check_domains()
+
+
+@pytest.mark.parametrize("setting", ["", "example.com", "Example.com, b\u00fccher.example , localhost,"])
+def test_domains_that_addresses_have_are_taken(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setenv(login.DOMAINS_VARIABLE, setting)
+    login.check_domains()
+
+
 def answered(cookie: str = "", **headers: str) -> tuple[Any, Any]:
     """What /auth/login and /oauth2callback answer behind the middleware, in front of a server that redirects."""
 
@@ -176,7 +196,13 @@ def test_no_cookie_leads_to_another_server(elsewhere: str) -> None:
 
 @pytest.mark.parametrize(
     "referer",
-    ["", "https://evil.net/?model=a", "http://testserver//evil.net?a=1", "http://testserver/?m=" + "a" * 5000],
+    [
+        "",
+        "http://[",
+        "https://evil.net/?model=a",
+        "http://testserver//evil.net?a=1",
+        "http://testserver/?m=" + "a" * 5000,
+    ],
 )
 def test_a_page_of_another_server_is_not_noted(referer: str) -> None:
     asked, back = answered(referer=referer)

@@ -29,7 +29,7 @@ from sizing import catalog
 from sizing.candidates import by_deployment
 from sizing.cli.shapes import finite_only
 from sizing.errors import TimeLimitReached, one_line
-from sizing.files import resource, version
+from sizing.files import KeyTwiceError, each_key_once, resource, version
 from sizing.points import COLUMNS, Deployment, Point, read_points
 from ui import login
 from ui.visit import limit_s
@@ -91,12 +91,24 @@ def guarded(endpoint: Endpoint, method: str = "") -> Endpoint:
 
 def check_identity(request: Request) -> None:
     """Problem for a request that may not ask. Where keys or a login are set up, it needs one of them."""
-    keys = os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()
+    keys = keys_as_set_up()
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.casefold() == "bearer" and is_among(given.strip(), keys):
         return
     if login.why_kept_out(request.cookies) or (keys and not login.is_set_up()):
         raise Problem(401, "key", "Not authorized", "send a key of this server: Authorization: Bearer KEY")
+
+
+def keys_as_set_up() -> list[str]:
+    """The keys that programs may ask with; none: no key is required.
+
+    Raises ValueError where the setting is there and holds no key, which must not open the API.
+    """
+    text = os.environ.get(KEYS_VARIABLE, "")
+    keys = text.replace(",", " ").split()
+    if text and not keys:
+        raise ValueError(f"{KEYS_VARIABLE} is {text!r}: give keys with commas between, or unset it")
+    return keys
 
 
 def is_among(given: str, keys: list[str]) -> bool:
@@ -106,7 +118,7 @@ def is_among(given: str, keys: list[str]) -> bool:
 
 
 async def body_of(request: Request) -> Any:
-    """The JSON of a request, without NaN and infinities. Problem for what is too large, too deep or no JSON."""
+    """The JSON of a request, without NaN and infinities. Problem for what is too large, too deep, or no such JSON."""
     announced = request.headers.get("content-length", "0")
     too_large = Problem(413, "size", "Too large", f"a question has at most {LARGEST_BODY_BYTES >> 20} MiB")
     if announced.isdigit() and int(announced) > LARGEST_BODY_BYTES:
@@ -119,8 +131,10 @@ async def body_of(request: Request) -> Any:
     if (sent := request.headers.get("content-type", "").partition(";")[0].strip().casefold()) != "application/json":
         raise Problem(415, "media-type", "Not JSON", f"send application/json, not {one_line(sent, 60) or 'nothing'}")
     try:
-        found = json.loads(bytes(held), parse_constant=_no_number)
+        found = json.loads(bytes(held), parse_constant=_no_number, object_pairs_hook=each_key_once)
         check_depth(found)
+    except KeyTwiceError as error:
+        raise Problem(400, "json", "A key twice", one_line(f"the body: {error}")) from None
     except (ValueError, RecursionError) as error:
         raise Problem(400, "json", "Not JSON", one_line(f"the body is not JSON: {error}")) from None
     return found

@@ -140,11 +140,27 @@ def json_object(content: str | bytes, most_bytes: int, what: str) -> dict[str, A
     if len(content) > most_bytes:
         raise ValueError(f"larger than {most_bytes // 2**20} MiB, so no {what}")
     try:
-        found = json.loads(content)
+        found = json.loads(content, object_pairs_hook=each_key_once)
+    except KeyTwiceError:
+        raise
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, got {quoted(found)}")
+    return found
+
+
+class KeyTwiceError(ValueError):
+    """A JSON object has a key twice: readers differ in which of the values they take."""
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs, as an `object_pairs_hook` of `json.loads`. Raises KeyTwiceError naming the key."""
+    found = dict[str, Any]()
+    for key, value in pairs:
+        if key in found:
+            raise KeyTwiceError(f"key {quoted(key)} is there twice")
+        found[key] = value
     return found
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from calibration.errors import FileError
 from calibration.plan import RATE_KINDS
 from sizing import errors
+from sizing.files import KeyTwiceError, each_key_once
 from sizing.points import Deployment, LoadKind
 
 LIMIT_BYTES = 100_000_000
@@ -136,25 +137,18 @@ def _line(line: str, number: int, name: str) -> Object:
 
 def _json(text: str, name: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_int=_whole)
+        return json.loads(text, object_pairs_hook=each_key_once, parse_int=_whole)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise FileError(f"{name}: cut short or not JSON at {place}: {error.msg}") from None
     except RecursionError:
         raise FileError(f"{name}: nested too deeply") from None
-    except _Faulty as fault:
+    except (_Faulty, KeyTwiceError) as fault:
         raise FileError(f"{name}: {fault}") from None
 
 
 class _Faulty(Exception):
     """What the JSON parser's hooks found."""
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Object:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise _Faulty("a key is there twice in one object")
-    return found
 
 
 def _whole(digits: str) -> int:

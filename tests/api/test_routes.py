@@ -60,6 +60,7 @@ def test_what_is_no_comparison_is_refused(post: Post, cases: object) -> None:
         ({"data": b""}, (400, "json")),
         ({"data": b'{"rate": NaN}'}, (400, "json")),
         ({"data": b'{"rate": Infinity}'}, (400, "json")),
+        ({"data": b'{"model": "Qwen/Qwen3-32B", "rate": 20, "rate": 2}'}, (400, "json")),
         ({"data": b"\xff\xfe"}, (400, "json")),
         ({"data": b"[" * 100_000 + b"]" * 100_000}, (400, "json")),
         ({"data": b"[" * 80 + b"]" * 80}, (400, "json")),
@@ -109,6 +110,13 @@ def test_keys_are_asked_for_where_there_are_any(post: Post, address: str, monkey
     for key in ("first-key", "second-key"):
         assert requests.get(f"{address}/gpus", headers={"authorization": f"bearer {key}"}, timeout=60).ok
     assert problem(post("plan", QUESTION))[0] == 401
+
+
+@pytest.mark.parametrize("setting", [",", " ", " , ,"])
+def test_a_setting_without_a_key_does_not_open_the_api(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(api.KEYS_VARIABLE, setting)
+    with pytest.raises(ValueError, match=f"{api.KEYS_VARIABLE} is '{setting}'"):
+        api.keys_as_set_up()
 
 
 def test_with_a_login_a_request_needs_its_cookie_or_a_key(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

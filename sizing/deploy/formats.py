@@ -268,8 +268,15 @@ def engine_of(pool: Pool) -> str:
 
 def command(plan: Deployment, engine: str, config: str = CONFIG) -> list[str]:
     """The words that start one replica of the one fleet; `config`: where TensorRT-LLM finds its configuration."""
+    _no_option(plan)
     found, told = ENGINES[engine], ENGINES[engine].told(plan.fleet)
     return [*found.start(plan), *([config] if told.config else []), *words(told.options)]
+
+
+def _no_option(plan: Deployment) -> None:
+    for name in (plan.path, plan.model):
+        if name.startswith("-"):
+            raise DeployError(f"model {one_line(name, 60)!r}: a server takes a name that begins with - for an option")
 
 
 # --- Files
@@ -378,6 +385,7 @@ HOST_CPUS, HOST_GIB = 8, 64
 
 def _helm(plan: Deployment) -> dict[str, str]:
     _one_server(plan, "helm")
+    _no_option(plan)
     pool, found = plan.fleet, ENGINES["vllm"]
     settings, told = pool.engine_settings, found.told(pool)
     own = {
@@ -504,6 +512,7 @@ def _worker_notes(role: str, pool: Pool, engine: str) -> list[str]:
 
 def _worker(plan: Deployment, role: str, pool: Pool, engine: str, image: str) -> dict[str, Any]:
     """One component of the graph: `replicas` workers, each on the servers that it spans."""
+    _no_option(plan)
     told, apart = ENGINES[engine].told(pool), role != "worker"
     model = "--model-path" if engine == "sglang" else "--model"
     options = {name: value for name, value in told.options.items() if name not in _ignored(role)}

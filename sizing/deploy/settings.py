@@ -220,9 +220,6 @@ def deployment_of(
             found[role] = _POOL.validate_python({key: part[key] for key in Pool.__dataclass_fields__ if key in part})
         except ValidationError as error:
             raise DeployError(f"{role}: {first_fault(error)}") from None
-    weights = path or model
-    if weights.startswith("-") or model.startswith("-"):
-        raise DeployError(f"model {one_line(weights, 60)!r}: a server takes a name that begins with - for an option")
     for said, given in (("--name", name), ("--namespace", namespace)):
         if given and given != kubernetes_name(given):
             raise DeployError(f"{said} {one_line(given, 60)!r}: Kubernetes takes a-z, 0-9 and -, 50 at most")
@@ -232,7 +229,7 @@ def deployment_of(
                 "model": model,
                 "sentence": document.get("sentence", ""),
                 **found,
-                "path": weights,
+                "path": path or model,
                 "name": name or kubernetes_name(model.rpartition("/")[2]),
                 "namespace": namespace,
             }

@@ -254,6 +254,17 @@ def test_a_replica_of_several_servers_is_for_dynamo_and_the_command_lines() -> N
     assert archive(plan) == archive(plan)
 
 
+def test_a_name_that_would_be_an_option_is_in_no_command_and_leaves_the_archive_whole() -> None:
+    """Points may call a model so: the page's download is a ZIP all the same, and says why a format is not in it."""
+    plan = deployment_of(document() | {"model": "--trust-remote-code", "sentence": ""})
+    with zipfile.ZipFile(BytesIO(archive(plan))) as packed:
+        files = {name: packed.read(name).decode() for name in packed.namelist()}
+    starting = {"vllm", "sglang", "trtllm", "helm", "kserve", "dynamo"}
+    assert {name.partition("/")[0] for name in files if name.endswith("/why-not.txt")} == starting
+    assert all("for an option" in files[f"{name}/why-not.txt"] for name in starting)
+    assert {"keda/scaledobject.yaml", "hpa/hpa.yaml"} < files.keys()
+
+
 def test_a_gpu_is_the_same_in_capitals() -> None:
     """As points may have it: its maker's resource, and how many stand in a server."""
     small, large = (
@@ -363,6 +374,7 @@ BAD["engine_settings"] = BAD["engine_settings"] | {"max_batch_size": "; rm -rf /
     [
         ("{", [], "not JSON"),
         ("[]", [], "JSON object"),
+        ('{"model": "m", "a": {"gpus": 1, "gpus": 2}}', [], "key 'gpus' is there twice"),
         ("{}", [], "no plan"),
         ('{"feasible": false, "why": "w"}', [], "no plan"),
         (json.dumps(OLD), [], "of this version"),

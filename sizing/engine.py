@@ -18,7 +18,7 @@ from sizing.numbers import Floats
 KNEE = 4.0
 """Sharpness of the change from memory-bound to compute-bound; 4 follows measured curves closely."""
 LEAST_EXPONENT = -40.0
-"""exp of it is less than the rounding of 1; numbers that are next to 0 make a processor slow."""
+"""Its exp is below the rounding error of 1; numbers next to 0 slow a processor down."""
 
 
 BEND_KNOTS = np.log(2.0) * np.arange(23) / 2
@@ -32,10 +32,10 @@ class Bend:
     """How far an engine's times depart from its law at the batches where they were measured, as logarithms.
 
     Engines change kernels, tiles and captured graphs with the batch, which no smooth law follows. An iteration lasts
-    exp(g(n)) times what the law says: without a prompt n is the number of sequences that decode, and g(n) at the
+    exp(g(n)) times as long as the law says: without a prompt n is the number of sequences that decode, and g(n) at the
     batches `sequences` is `decode`; with prompts n counts the slots taken, and g is `prompt` there. Between and beyond
     them g is the mean of a Gaussian process with the covariance exp(-|ln n - ln n'| / BEND_REACH) (Rasmussen and
-    Williams 2006, section 2.2): it joins the values and fades, so that far from all measurements the law answers alone.
+    Williams 2006, section 2.2): it joins the values and fades, so that far from all measurements the law stands alone.
 
     >>> bend = Bend((1, 64), decode=(0.0, 0.10), prompt=(0.0, 0.0))
     >>> decode = np.exp(bend.tables[0])                  # factors at 1, 1.41, 2, 2.83, ... sequences
@@ -66,14 +66,14 @@ def _bend_tables(bend: Bend) -> Floats:
 
 @lru_cache(maxsize=256)
 def _reach(sequences: tuple[float, ...]) -> Floats:
-    """What g at BEND_KNOTS is of g at these batches, shape (23, batches)."""
+    """Weights that give g at BEND_KNOTS from g at these batches, shape (23, batches)."""
     at = np.log(sequences)
     return np.asarray(bend_covariance(BEND_KNOTS, at) @ np.linalg.inv(bend_covariance(at, at)))
 
 
 STRAIGHT = Bend()
 MOST_BUSY = 0.9
-"""Share of the time that a front end is busy before it sends tokens of a sequence together."""
+"""Share of the time that a front end is busy above which it sends several tokens of a sequence together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ class StepLaw:
     `weights` is the time to read the weights once (memory-bound floor), `token` the arithmetic of one token
     (compute-bound slope); the knee joins them, as in a roofline. A = sum of p (s + p/2) over the prompt chunks of
     p tokens that follow s tokens already cached: the quadratic part of prefill attention.
-    `request_s` is what every request pays once outside the iterations: network, tokenizer, first detokenization.
-    `send_s` is what the server's front end takes to send one token; see `sending_s`.
+    `request_s` is the time that every request pays once outside the iterations: network, tokenizer, first
+    detokenization. `send_s` is the time that the server's front end takes to send one token; see `sending_s`.
 
-    Two shares tell how much of the weights few tokens need: n tokens read weights x (1 - unread x unread_decay^(n-1)).
-    A mixture of experts with k of E experts a token has unread_decay = 1 - k/E; an engine that has a faster kernel for
-    a single sequence has an unread share and no decay (0). With unread = 0, the default, all weights are always read.
+    Two shares say how much of the weights few tokens need: n tokens read weights x (1 - unread x unread_decay^(n-1)).
+    An MoE model with k of E experts per token has unread_decay = 1 - k/E; an engine with a faster kernel for a single
+    sequence has an unread share and no decay (0). With unread = 0, the default, all weights are always read.
 
-    `bend` holds what is left of a measured engine beside the law, by batch; `STRAIGHT` (nothing) unless it was fitted.
+    `bend` holds a measured engine's remaining departure from the law, by batch; `STRAIGHT` (none) unless it was fitted.
 
     Linear laws of this family reproduce measured per-token times within 1-5 % inside the calibrated range and
     lose up to 20 % at twice the highest calibrated concurrency: hence the basis "extrapolated" outside it.
@@ -121,7 +121,7 @@ class StepLaw:
     bend: Bend = STRAIGHT
 
     def weights_of_s(self, tokens: float | Floats) -> Floats:
-        """Seconds to read the weights that `tokens` tokens (1 or more) need (elementwise; one value where all are)."""
+        """Seconds to read the weights that `tokens` tokens (1 or more) need (elementwise; one value if always all)."""
         if self.unread == 0:
             return np.asarray(self.weights_s)
         beyond_one = np.maximum(np.asarray(tokens, float) - 1, 0.0)
@@ -182,15 +182,15 @@ class StepLaw:
         return self.mixed_s(0, 0, isl, isl * isl / 2)
 
     def sending_s(self, sequences: float | Floats, tokens_per_s: float | Floats) -> Floats:
-        """Seconds that a request loses in the server's front end, where it gets its first token in an iteration of
+        """Seconds that a request loses in the server's front end, if it gets its first token in an iteration of
         `sequences` sequences, itself included, and `tokens_per_s` are sent (elementwise).
 
         The front end (in vLLM one Python process: detokenizer, event loop, server-sent events) sends the tokens of an
         iteration one after another, `send_s` each, and is busy a share `send_s` x `tokens_per_s` of the time. A request
-        waits for its turn twice, to come in and with its first token, each time as a customer of a queue with batches
-        of n = `sequences` does, about n send_s / 2 / (1 - busy) (M^X/D/1; Chaudhry and Templeton 1983, *A First Course
-        in Bulk Queues*). A front end that falls behind sends several tokens of a sequence at once: busy stays at
-        MOST_BUSY or below, and the front end does not limit the throughput.
+        waits for its turn twice, to come in and with its first token, each time like a customer of a queue with batches
+        of n = `sequences`, about n send_s / 2 / (1 - busy) (M^X/D/1; Chaudhry and Templeton 1983, *A First Course in
+        Bulk Queues*). A front end that falls behind sends several tokens of a sequence at once: busy stays at MOST_BUSY
+        or below, and the front end does not limit the throughput.
 
         >>> law = StepLaw(5e-3, 0.0, 23e-6, 19e-6, 26e-9, send_s=0.15e-3)
         >>> [round(1e3 * float(law.sending_s(n, each)), 1) for n, each in ((1, 200), (47, 3700), (128, 5040))]      # ms
@@ -217,7 +217,7 @@ class StepLaw:
 COEFFICIENTS: tuple[str, ...] = tuple(
     field.name for field in fields(StepLaw) if field.name.endswith("_s") and field.name != "send_s"
 )
-"""The eight times that every law has; `send_s` and the two shares are not among them."""
+"""The eight times of every law; `send_s` and the two shares are not among them."""
 
 # --- One replica: an engine with its iteration-time law and the rules by which it forms batches
 
@@ -226,9 +226,9 @@ KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 Policy = Literal["chunked", "prefill_first", "whole_prompt", "static"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 UNLIMITED_KV_TOKENS = 10**9
-"""Of a KV cache whose size nobody knows: as good as no limit."""
+"""A KV cache of unknown size: practically unlimited."""
 MOST_LOOKAHEAD = 4.0
-"""Iterations: engines in use fix one ahead; a number well beyond says that something else makes requests wait."""
+"""Iterations: engines in use fix one ahead; a number well beyond means that something else makes requests wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,20 +239,20 @@ class Batching:
     decodes with whole prompts up to that budget; *prefill_first* runs waiting prompts alone, then decodes;
     *static* admits a batch only when the last one has finished entirely (TensorRT-LLM's V1); its prompts are `padded`
     to the longest, or packed one after the other (an engine built with `remove_input_padding`).
-    `max_batch_size` sequences run at once; `kv_tokens` tokens fit in the KV cache, handed out in blocks of
+    `max_batch_size` sequences run at once; `kv_tokens` tokens fit in the KV cache, allocated in blocks of
     `kv_block_tokens`. `kv_policy`: *guaranteed_no_evict* admits a request when its prompt and the most it may generate
-    fit: `max_tokens` output tokens (0: the engine is told the true output length); *max_utilization* admits while the
+    fit: `max_tokens` output tokens (0: the engine knows the true output length); *max_utilization* admits while the
     prompt fits, and when the cache is full pauses the request admitted last, whose tokens are computed again later.
-    `max_waiting` requests may wait in line, others are rejected (0: no limit).
+    `max_waiting` requests may wait in the queue, others are rejected (0: no limit).
     `lookahead_steps` (0 to MOST_LOOKAHEAD): how many iterations before its start the contents of an iteration are
-    fixed. 0 is a scheduler that waits for the tokens of one iteration before it forms the next; 1 one that hands over
-    the next iteration when the last one starts (asynchronous scheduling, overlap scheduler): a request that arrives at
-    a busy engine then waits for one iteration more. 0.3: the next iteration is fixed when 30 % of the last one remain.
-    An idle engine starts on a request at once, and static batches are formed when the last one is done, whatever this
-    says.
+    fixed. 0 is a scheduler that waits for the tokens of one iteration before it forms the next; 1 one that submits the
+    next iteration when the current one starts (asynchronous scheduling, overlap scheduler): a request that arrives at a
+    busy engine then waits for one more iteration. 0.3: the next iteration is fixed when 30 % of the current one remain.
+    An idle engine starts on a request at once, and static batches are formed when the last one is done, regardless of
+    this value.
     `prefix_cache`: blocks of `kv_block_tokens` that no request holds are kept, while memory lasts, for the next turn of
-    their session (see Sessions; vLLM's blocks have 16 tokens). It takes the KV policy *max_utilization* and a policy
-    other than *static*. Requests without a session have a Prefix that they are told to find, or not.
+    their session (see Sessions; vLLM's blocks have 16 tokens). It requires the KV policy *max_utilization* and a policy
+    other than *static*. Requests without a session have a Prefix, which they are set to find or not.
     """
 
     policy: Policy = "chunked"
@@ -291,7 +291,7 @@ LOOKS_AHEAD = {
     "vllm": ((0, 14), 1.0),  # asynchronous scheduling is the default since then (vllm-project/vllm#27614)
     "trtllm": ((1, 0), 1.0),  # PyTorch is the default backend since then, and its overlap scheduler is on
 }
-"""First version, and from it on `lookahead_steps` by the engine's own defaults."""
+"""First version, and the engine's own default of `lookahead_steps` from that version on."""
 _SPELT = {"tensorrtllm": "trtllm"}
 
 
@@ -306,8 +306,8 @@ def engine_named(name: str) -> str:
 
 
 def known_lookahead(engine: str, version: str, gpu: str = "") -> float:
-    """`lookahead_steps` of an engine by its defaults; 0 for engines and versions of which nothing is known, and on a
-    `gpu` that is a CPU, which has nothing to compute ahead of itself (vLLM's CPU platform turns it off).
+    """`lookahead_steps` of an engine by its defaults; 0 for unknown engines and versions, and on a `gpu` that is a CPU,
+    which has nothing to compute ahead of itself (vLLM's CPU platform turns it off).
 
     >>> known_lookahead("vllm", "0.15.1"), known_lookahead("vLLM", "v0.9.2"), known_lookahead("TensorRT-LLM", "1.2")
     (1.0, 0.0, 1.0)
@@ -322,13 +322,13 @@ def known_lookahead(engine: str, version: str, gpu: str = "") -> float:
 
 
 SENDS_S: Mapping[str, float] = MappingProxyType({"vllm": 0.08e-3})
-"""`StepLaw.send_s` by engine, on which fits lean. Of vLLM's API server fits to four servers say 0.035 and 0.06 ms
-(published, H100), 0.15 ms (measured here beside an H200) and 0.17 ms (two slow cores): their mean in logarithms, which
-they lie 0.8 about."""
+"""`StepLaw.send_s` by engine, on which fits lean. For vLLM's API server, fits to four servers say 0.035 and 0.06 ms
+(published, H100), 0.15 ms (measured here beside an H200) and 0.17 ms (two slow cores): the value is their mean in
+logarithms, around which they scatter by 0.8."""
 
 
 def known_sending_s(engine: str) -> float:
-    """`send_s` of an engine's front end, as far as servers have told it; 0 for engines of which nothing is known.
+    """`send_s` of an engine's front end, as far as servers have shown it; 0 for unknown engines.
 
     >>> known_sending_s("vLLM"), known_sending_s("sglang")
     (8e-05, 0.0)
@@ -340,13 +340,13 @@ USUAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
     {"vllm": "chunked", "sglang": "prefill_first", "trtllm": "whole_prompt"}
 )
 """How engines form their iterations by their own defaults: vLLM mixes decodes with chunks of prompts (V1), SGLang runs
-prompts apart unless mixed chunks are asked for, TensorRT-LLM adds whole prompts unless chunked context is."""
+prompts apart unless mixed chunks are enabled, TensorRT-LLM adds whole prompts unless chunked context is enabled."""
 
 
 def known_memory(engine: str) -> tuple[KvPolicy, int]:
     """`kv_policy` and `kv_block_tokens` of an engine by its defaults. vLLM starts a request when its prompt fits, and
-    preempts the one admitted last when the cache is full (vLLM documentation, *Preemption*); of other engines whole
-    answers are reserved, as TensorRT-LLM's GUARANTEED_NO_EVICT does.
+    preempts the one admitted last when the cache is full (vLLM documentation, *Preemption*); other engines are assumed
+    to reserve whole answers, as TensorRT-LLM's GUARANTEED_NO_EVICT does.
 
     >>> known_memory("vLLM"), known_memory("TensorRT-LLM")
     (('max_utilization', 16), ('guaranteed_no_evict', 1))
@@ -356,16 +356,16 @@ def known_memory(engine: str) -> tuple[KvPolicy, int]:
 
 USUAL_SLOTS: Mapping[str, int] = MappingProxyType({"sglang": 2048, "trtllm": 2048})
 """Sequences that run at once by an engine's own defaults: trtllm-serve's and trtllm-build's `max_batch_size`; SGLang's
-pool of requests, which has 2,048 to 4,096 places where memory does not end it first."""
+pool of requests, which has 2,048 to 4,096 slots unless memory limits it first."""
 LARGE_GPU_BYTES = 70 * 2**30
-"""Memory from which vLLM runs 1,024 sequences at once instead of 256, and takes more tokens an iteration, on GPUs other
-than the A100."""
+"""Memory from which vLLM runs 1,024 sequences at once instead of 256, and more tokens an iteration, on GPUs other than
+the A100."""
 SMALL_VLLM_BUDGET = 2048
 
 
 def known_slots(engine: str, gpu: str, memory_bytes: float) -> int:
-    """`max_batch_size` of an engine by its defaults on a `gpu` with so much memory (0: not known); 256 for engines of
-    which nothing is known, the limit most often set by hand.
+    """`max_batch_size` of an engine by its defaults on a `gpu` with this much memory (0: unknown); 256 for unknown
+    engines, the limit most often set by hand.
 
     >>> known_slots("vLLM", "h100_sxm", 80e9), known_slots("vllm", "a100_sxm", 80e9), known_slots("sglang", "l40s", 0)
     (1024, 256, 2048)
@@ -377,9 +377,9 @@ def known_slots(engine: str, gpu: str, memory_bytes: float) -> int:
 
 
 def known_budgets(engine: str, gpu: str, memory_bytes: float) -> tuple[int, ...]:
-    """`token_budget` of an engine by its defaults on a `gpu` with so much memory (0: not known), the likeliest first;
-    more than one where that depends on what is not known. A vLLM server takes 8,192 tokens an iteration on large GPUs
-    and 2,048 on others and on a CPU (its `EngineArgs`, max_num_batched_tokens).
+    """`token_budget` of an engine by its defaults on a `gpu` with this much memory (0: unknown), the likeliest first;
+    more than one if that depends on something unknown. A vLLM server takes 8,192 tokens an iteration on large GPUs and
+    2,048 on others and on a CPU (its `EngineArgs`, max_num_batched_tokens).
 
     >>> known_budgets("vLLM", "h100_sxm", 80e9), known_budgets("vllm", "a100_sxm", 80e9), known_budgets("vllm", "", 0)
     ((8192,), (2048,), (8192, 2048))
@@ -401,10 +401,10 @@ FREE = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)
 class Speculation:
     """Speculative decoding: a draft proposes `draft_tokens` tokens a step, the model checks them all in one pass.
 
-    Each draft token is accepted with chance `acceptance` if all before it were; the model adds one of its own. A step
-    yields (1 - a^(k+1)) / (1 - a) tokens on average (Leviathan, Kalman, Matias 2023, arXiv 2211.17192) and puts
-    k + 1 tokens a sequence through the matrix products. `draft`: law of the draft's own passes, k of them a step (all
-    zero: the proposals are free).
+    Each draft token is accepted with probability `acceptance` if all before it were; the model adds one of its own. A
+    step yields (1 - a^(k+1)) / (1 - a) tokens on average (Leviathan, Kalman, Matias 2023, arXiv 2211.17192) and puts
+    k + 1 tokens per sequence through the matrix products. `draft`: law of the draft's own passes, k of them per step
+    (all zero: the proposals are free).
     """
 
     draft_tokens: int
@@ -451,7 +451,7 @@ class Replica:
     rough: Roughness = Roughness()
 
     def with_queue(self, most: int) -> Replica:
-        """The replica with at most so many requests in line (0: no limit), or fewer where it has a limit of its own."""
+        """The replica with at most this many queued requests (0: no limit), or fewer if it has a lower limit itself."""
         limits = [limit for limit in (most, self.batching.max_waiting) if limit]
         if min(limits, default=0) == self.batching.max_waiting:
             return self

@@ -1,4 +1,4 @@
-"""What is asked of the fleet: lengths of requests, how they arrive, and the latency they must meet."""
+"""The load and the promise: lengths of requests, how they arrive, and the latency they must meet."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from sizing.token_law import TokenLaw
 
 RequestMetric = Literal["ttft", "itl", "e2e"]
 OF_REQUESTS: tuple[RequestMetric, ...] = get_args(RequestMetric)
-"""Latencies of which every request has one value; `gap` has one for every token after a request's first."""
+"""Latencies with one value per request; `gap` has one for every token after a request's first."""
 Metric = Literal["ttft", "itl", "gap", "e2e"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 ShareOfRequests = Literal["goodput", "rejected"]
 SHARES: tuple[ShareOfRequests, ...] = get_args(ShareOfRequests)
-"""What a limit in percent of all requests is on: those within every limit at once, those turned away."""
+"""Metrics whose limit is a share of all requests: those within every limit at once, those turned away."""
 Limited = Metric | ShareOfRequests
 LIMITED: tuple[Limited, ...] = (*METRICS, *SHARES)
 PERCENTILES = (50, 90, 95, 99)
 LEAST_GOODPUT, MOST_GOODPUT = 50.0, 99.9
-"""Per cent; in tenths. Beyond, a run that decides has too few requests to tell."""
+"""Per cent; in tenths. Beyond, a run that decides has too few requests for an answer."""
 MOST_REJECTED = 0.5
 Within = tuple[tuple[RequestMetric, float], ...]
-"""Limits, in seconds, that a request must keep all at once."""
+"""Limits, in seconds, that a request must meet all at once."""
 ArrivalKind = Literal["poisson", "constant", "gamma", "batch"]
 Routing = Literal["random", "round_robin", "power_of_two", "least_outstanding"]
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
@@ -58,9 +58,9 @@ class Lengths:
     """Input and output tokens of a request: means, and coefficients of variation (0 = every request the same).
 
     Variable lengths are lognormal, rounded to tokens, at least 1 input and 1 output token, unless `isl_law` or
-    `osl_law` says how they vary: then the law is stretched to the mean, and its coefficient of variation is taken.
-    `correlation`: of the logarithms of the two lengths of a request (long questions, long answers), -1 to 1; of other
-    laws that of the normal deviates of their quantiles.
+    `osl_law` gives another distribution: then it is stretched to the mean, and its coefficient of variation is used.
+    `correlation`: of the logarithms of the two lengths of a request (long questions, long answers), -1 to 1; for other
+    distributions, that of the normal deviates of their quantiles.
 
     >>> Lengths(isl=2000, osl=256).sample(2, np.random.default_rng(0))
     (array([2000, 2000]), array([256, 256]))
@@ -89,8 +89,8 @@ class Lengths:
                 object.__setattr__(self, name, law.cv)
 
     def is_like(self, other: Lengths) -> bool:
-        """True where a measurement at the one tells of the other: means within 2 %, coefficients of variation within
-        0.05.
+        """True if a measurement at one says something about the other: means within 2 %, coefficients of variation
+        within 0.05.
 
         >>> Lengths(2000, 256).is_like(Lengths(2020, 256, 0.04)), Lengths(2000, 256).is_like(Lengths(2000, 300))
         (True, False)
@@ -110,7 +110,7 @@ class Lengths:
 
     def at(self, of_isl: Floats, of_osl: Floats) -> tuple[Floats, Floats]:
         """Whole input and output tokens at independent standard normal deviates, correlated here; shapes as given."""
-        if self.correlation and self.isl_cv and self.osl_cv:  # what is the same for all goes along with nothing
+        if self.correlation and self.isl_cv and self.osl_cv:  # a constant correlates with nothing
             of_osl = self.correlation * of_isl + math.sqrt(1 - self.correlation**2) * of_osl
         return self.isl_at(of_isl), self.osl_at(of_osl)
 
@@ -132,14 +132,14 @@ def tokens_at(mean: float, cv: float, law: TokenLaw | None, normal: Floats) -> F
     """Whole tokens (at least 1) at standard normal deviates: of `law` stretched to `mean`, else lognormal."""
     if law is None:
         return lognormal_tokens(mean, cv, normal)
-    from scipy.special import ndtr  # as slow to import as all the rest, and only laws of their own need it
+    from scipy.special import ndtr  # as slow to import as all the rest, and only other distributions need it
 
     tokens = law.at(ndtr(normal))
     return tokens if mean == law.mean else np.maximum(1.0, np.rint(tokens * (mean / law.mean)))
 
 
 def lognormal_tokens(mean: float, cv: float, normal: Floats) -> Floats:
-    """Whole tokens (at least 1) of a lognormal law at the standard normal deviates `normal`."""
+    """Whole tokens (at least 1) of a lognormal distribution at the standard normal deviates `normal`."""
     if cv == 0:
         return np.full(np.shape(normal), max(1.0, np.rint(mean)))
     sigma = math.sqrt(math.log1p(cv * cv))
@@ -151,7 +151,7 @@ LEAST_ARRIVAL_CV, MOST_ARRIVAL_CV = 0.01, 100.0
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """The law of the gaps between requests; `cv` is their coefficient of variation (poisson 1, constant 0).
+    """The distribution of the gaps between requests; `cv` is their coefficient of variation (poisson 1, constant 0).
 
     *batch*: groups of `size` requests at the same instant, the groups at random (Poisson).
 
@@ -190,12 +190,12 @@ class Arrivals:
     @property
     def thin_among(self) -> int:
         """Replicas among which bursts are so thin that more of them hardly help: four for each request of a batch, or
-        of what is as bursty; 1 where arrivals are no burstier than Poisson."""
+        of an equally bursty stream; 1 if arrivals are no burstier than Poisson."""
         return 4 * math.ceil((self.cv**2 + 1) / 2) if self.cv > 1 else 1
 
     @classmethod
     def batches(cls, size: int) -> Arrivals:
-        """Groups of `size` at random: of the gaps one in `size` is exponential, the others are 0."""
+        """Groups of `size` at random: one gap in `size` is exponential, the others are 0."""
         return cls("batch", math.sqrt(2 * max(size, 1) - 1), size)
 
     def gaps(self, n: int, rate_per_s: float, rng: np.random.Generator, merged: int = 1) -> Seconds:
@@ -216,9 +216,9 @@ class Arrivals:
         """Times in seconds from the start, shape (n,), of `n` arrivals of a measurement, the last at exactly
         ``n / rate_per_s``.
 
-        Of Poisson arrivals this is a Poisson stream given its count in that time: gaps are as random as ever, but the
-        rate is the one asked for. Left to chance, the rate of 600 arrivals would be off by 4 %, and latencies near
-        saturation by far more.
+        For Poisson arrivals this is a Poisson stream given its count in that time: gaps are as random as ever, but the
+        rate is exactly the one requested. Left to chance, the rate of 600 arrivals would be off by 4 %, and latencies
+        near saturation by far more.
 
         >>> Arrivals.parse("constant").times(4, 4.0, np.random.default_rng(0))
         array([0.25, 0.5 , 0.75, 1.  ])
@@ -233,12 +233,12 @@ class Arrivals:
 
 
 def metric_name(metric: Limited) -> str:
-    """As it is written in a sentence: TTFT, ITL, gap, E2E, goodput."""
+    """The metric's name in a sentence: TTFT, ITL, gap, E2E, goodput."""
     return metric.upper() if metric in OF_REQUESTS else metric
 
 
 def of_requests(share: float) -> str:
-    """A share of the requests in per cent, to four digits: what matters of goodput lies far behind the point.
+    """A share of the requests in per cent, to four digits: goodput differs only far behind the decimal point.
 
     >>> of_requests(0.99871), of_requests(0.005)
     ('99.87 %', '0.5 %')
@@ -247,7 +247,7 @@ def of_requests(share: float) -> str:
 
 
 def limited_name(metric: Limited, percentile: float) -> str:
-    """What a limit speaks of: p95 TTFT, 99 % goodput, rejected."""
+    """What a limit refers to: p95 TTFT, 99 % goodput, rejected."""
     if metric == "rejected":
         return "rejected"
     of = metric_name(metric)
@@ -258,11 +258,11 @@ def limited_name(metric: Limited, percentile: float) -> str:
 class Limit:
     """One promise: the p-th percentile of a metric stays at or below `limit_s` seconds.
 
-    TTFT, ITL and E2E: of all requests, each with one value. Gap: of all times between two successive tokens of a
-    request, those of all requests pooled. Without a percentile (0) the limit is one of those that `goodput` judges by,
-    and no promise of its own.
+    TTFT, ITL and E2E: over all requests, each with one value. Gap: over all times between two successive tokens of a
+    request, pooled over all requests. Without a percentile (0) the limit is one of those that `goodput` judges by, and
+    no promise of its own.
 
-    *goodput*: `percentile` per cent of all requests keep the limits `within` all at once (DistServe, Zhong et al. 2024,
+    *goodput*: `percentile` per cent of all requests meet the limits `within` all at once (DistServe, Zhong et al. 2024,
     arXiv 2401.09670). Its value is the largest share of a limit that a request uses up, and `limit_s` of it, usually 1,
     is allowed; requests that are not served use up more than any. An `Sla` fills in `within`.
 
@@ -300,17 +300,17 @@ class Limit:
 
     @classmethod
     def goodput(cls, percent: float) -> Limit:
-        """So many per cent of the requests keep every limit at once."""
+        """This per cent of the requests meet every limit at once."""
         return cls("goodput", percent, 1.0)
 
     @classmethod
     def rejected(cls, percent: float) -> Limit:
-        """At most so many per cent of the requests are rejected or time out."""
+        """At most this per cent of the requests are rejected or time out."""
         return cls("rejected", 100 - percent, percent / 100)
 
     @classmethod
     def parse(cls, metric: Limited, text: str) -> Limit:
-        """Read ``p95:1s`` or ``p99:30ms``, beside goodput also ``1s``; of a share of the requests ``99.5%``."""
+        """Read ``p95:1s`` or ``p99:30ms``, with goodput also ``1s``; for a share of the requests ``99.5%``."""
         if metric in SHARES:
             given = _percent(metric, text)
             return cls.goodput(given) if metric == "goodput" else cls.rejected(given)
@@ -333,7 +333,7 @@ class Limit:
 
     @property
     def text(self) -> str:
-        """As `parse` reads it."""
+        """In the form that `parse` reads."""
         if self.metric in SHARES:
             return f"{self.percentile if self.metric == 'goodput' else 100 * self.limit_s:.12g}%"
         return f"p{self.percentile}:{self.limit_s:.12g}s" if self.percentile else f"{self.limit_s:.12g}s"
@@ -346,14 +346,15 @@ class Limit:
         return f"p{self.percentile} {self.subject}"
 
     def said(self, value: float) -> str:
-        """A value of what is limited: a time, or per cent of the limits used up or of the requests."""
+        """A value of the limited metric: a time, or per cent of the limits used up or of the requests."""
         if self.metric == "goodput":
             return f"{percent(value)} of the limits"
         return of_requests(value) if self.metric == "rejected" else milliseconds(value)
 
     @property
     def allowed(self) -> str:
-        """What it asks for, in words: at most a time or a share of the requests; of goodput their share at least."""
+        """What the limit requires, in words: at most a time or a share of the requests; for goodput, their least
+        share."""
         return of_requests(self.percentile / 100) if self.metric == "goodput" else self.said(self.limit_s)
 
     def __str__(self) -> str:
@@ -374,7 +375,7 @@ def _percent(metric: Limited, text: str) -> float:
 
 
 def parse_limit(name: str, text: str) -> tuple[int, float]:
-    """Read ``p95:1s`` as a percentile and seconds; `name` is of the option."""
+    """Read ``p95:1s`` as a percentile and seconds; `name` is that of the option."""
     percentile, _, time = text.strip().partition(":")
     if not re.fullmatch("p[0-9]{1,9}", percentile) or not time:
         raise ScenarioError(f"{name} {text!r}: write it as percentile:time, for instance p95:1s or p99:30ms")
@@ -406,12 +407,12 @@ def _number(name: str, text: str) -> float:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Sla:
-    """Limits on TTFT, ITL, E2E and the gap between tokens, on goodput and on rejected requests, one of each at most and
-    one in all at least; all must hold.
+    """Limits on TTFT, ITL, E2E and the gap between tokens, on goodput and on rejected requests, at most one of each and
+    at least one in all; all must hold.
 
-    `limits` stand in this order whatever the order they were given in; None among them is left out. `thresholds` have
-    no percentile and count for goodput alone. Goodput judges by every limit given on TTFT, ITL and E2E, each with its
-    percentile or without; the gap, of which a request has many, takes no part in it.
+    `limits` are in this order whatever the order they were given in; None among them is left out. `thresholds` have no
+    percentile and count for goodput alone. Goodput judges by every limit given on TTFT, ITL and E2E, with or without a
+    percentile; the gap, of which a request has many, takes no part in it.
 
     >>> str(Sla(Limit("itl", 95, 0.03), Limit("ttft", 99, 1.0)))
     'p99 TTFT <= 1000 ms and p95 ITL <= 30 ms'
@@ -446,7 +447,7 @@ class Sla:
         object.__setattr__(self, "thresholds", tuple(bare))
 
     def on(self, metric: Limited) -> Limit | None:
-        """The limit on this metric, be it a threshold; None when there is none."""
+        """The limit or threshold on this metric; None when there is none."""
         return next((limit for limit in self.given if limit.metric == metric), None)
 
     @property
@@ -456,12 +457,12 @@ class Sla:
 
     @property
     def latencies(self) -> tuple[Limit, ...]:
-        """The limits of which a formula says how near the requests come to them: all but the one on rejected ones."""
+        """The limits for which a formula says how near the requests come to them: all but the one on rejected ones."""
         return tuple(limit for limit in self.limits if limit.metric != "rejected")
 
     @property
     def within(self) -> Within:
-        """What goodput judges by; empty where no goodput is asked for."""
+        """The limits that goodput judges by; empty if no goodput is required."""
         return next((limit.within for limit in self.limits if limit.metric == "goodput"), ())
 
     def with_limits(self, *limits: Limit) -> Sla:
@@ -470,7 +471,7 @@ class Sla:
         return Sla(*(limit for limit in self.given if limit.metric not in replaced), *limits)
 
     def without(self, limit: Limit) -> Sla | None:
-        """The other promises alone, of which goodput still judges by this limit; None where there are none."""
+        """The other promises alone, among which goodput still judges by this limit; None if there are none."""
         others = [each for each in self.given if each != limit]
         if limit.metric in OF_REQUESTS and limit != self.goodput and self.goodput:
             others.append(replace(limit, percentile=0))
@@ -514,9 +515,9 @@ class Sla:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A prefix that prompts share (system prompt, document): `tokens` of a prompt, found in the KV cache with chance
-    `hit_rate`. Found tokens are not computed again; they are still attended to. The requests of a replica that found
-    them hold one copy together; one that did not holds its own.
+    """A prefix that prompts share (system prompt, document): `tokens` of a prompt, found in the KV cache with
+    probability `hit_rate`. Found tokens are not computed again, but still attended to. The requests of a replica that
+    found the prefix hold one copy together; one that did not holds its own.
     """
 
     tokens: int = 0
@@ -529,8 +530,8 @@ class Prefix:
             )
 
     def found_tokens(self, isl: float, isl_cv: float = 0.0) -> float:
-        """Mean tokens found in a prompt of a lognormal law: shorter ones hold less than the prefix, and the last token
-        of a prompt is always computed.
+        """Mean tokens found in a prompt of lognormal length: shorter prompts contain less than the prefix, and the last
+        token of a prompt is always computed.
 
         >>> Prefix(800, 1.0).found_tokens(1000), round(Prefix(800, 1.0).found_tokens(1000, 0.3))
         (800.0, 766)
@@ -539,30 +540,30 @@ class Prefix:
         if not isl_cv:
             return self.hit_rate * (min(isl, most) - 1)
         sigma = math.sqrt(math.log1p(isl_cv**2))
-        far = math.log(most / isl) / sigma  # mean of the shorter prompts, then of those that hold all of it
+        far = math.log(most / isl) / sigma  # mean of the shorter prompts, then of those that contain all of it
         shorter, longer = isl * _normal(far - sigma / 2), most * _normal(-far - sigma / 2)
         return self.hit_rate * (shorter + longer - 1)
 
     def held_tokens(self, requests: float, block_tokens: int = 1) -> float:
-        """Mean KV tokens, in whole blocks, of the copy that so many requests of a replica share: it is held while one
+        """Mean KV tokens, in whole blocks, of the copy that this many requests of a replica share: it is held while one
         of them has found it."""
         chance = 1 - math.pow(1 - self.hit_rate, requests)
         return math.ceil(self.tokens / block_tokens) * block_tokens * chance
 
     @property
     def rounded(self) -> Prefix:
-        """With chances in tenths, for comparing what a server counts; nothing found is no prefix."""
+        """With hit rates in tenths, for comparing what a server counts; nothing found is no prefix."""
         return Prefix(self.tokens, max(round(self.hit_rate, 1), 0.1)) if self.tokens * self.hit_rate else Prefix()
 
     @property
     def label(self) -> str:
-        """After lengths, in words: ``, 512 shared (90 % cached)``; empty where nothing is found."""
+        """After lengths, in words: ``, 512 shared (90 % cached)``; empty if nothing is found."""
         found = self.tokens * self.hit_rate
         return f", {self.tokens:,} shared ({self.hit_rate:.0%} cached)".replace("%", " %") if found else ""
 
 
 def _normal(deviate: float) -> float:
-    """The chance that a standard normal variable is below `deviate`."""
+    """The probability that a standard normal variable is below `deviate`."""
     return 0.5 * math.erfc(-deviate / math.sqrt(2))
 
 
@@ -573,12 +574,12 @@ TurnLaw = Literal["geometric", "fixed"]
 class Sessions:
     """Conversations, or the steps of agents: `rate_per_s` sessions start per second (Poisson), each of several turns.
 
-    The prompt of a turn is everything before it and new tokens: `system_tokens` that all sessions begin with and
-    `first_tokens` at the start, then at each later turn the last answer and `user_tokens` (a question, or what a tool
-    returned). An answer has `output_tokens`. Tokens are means, lognormal with the coefficient of variation that follows
+    The prompt of a turn is everything before it plus new tokens: `system_tokens` that all sessions begin with and
+    `first_tokens` at the start, then at each later turn the last answer and `user_tokens` (a question, or the output of
+    a tool). An answer has `output_tokens`. Tokens are means, lognormal with the coefficient of variation that follows
     them, at least 1. Between a complete answer and the next turn passes an exponential time of mean `think_s`, in which
-    a user reads and writes or a tool works. The number of turns has the mean `turns`: geometric, or the same for all.
-    A turn that would bring its session beyond `context_tokens`, prompt and answer, is not sent and ends it (0: no such
+    a user reads and writes or a tool works. The number of turns has the mean `turns`: geometric, or the same for all. A
+    turn that would bring its session beyond `context_tokens`, prompt and answer, is not sent and ends it (0: no such
     limit).
 
     >>> Sessions(0.5, turns=4, first_tokens=1000, user_tokens=100, output_tokens=200).requests_per_s
@@ -615,14 +616,14 @@ class Sessions:
 
     @property
     def requests_per_s(self) -> float:
-        """Turns per second, all sessions together, where no context ends one early."""
+        """Turns per second, all sessions together, if no context ends one early."""
         return self.rate_per_s * self.turns
 
     def drawn(self, count: int, seed: Sequence[int], most_tokens: int = 0) -> Turns:
-        """The turns of `count` sessions, session after session, those beyond the context left out.
+        """The turns of `count` sessions, session after session, without those beyond the context.
 
-        No answer has more than `most_tokens` (0: no limit). Each quantity has a random stream of its own, numbered
-        from 1 to 5 after `seed`; what else a caller draws has other numbers.
+        No answer has more than `most_tokens` (0: no limit). Each quantity has its own random stream, numbered from 1 to
+        5 after `seed`; other draws of a caller have other numbers.
         """
         numbers, firsts, users, answers, thinks = (np.random.default_rng([*seed, stream]) for stream in range(1, 6))
         fixed = self.turn_law == "fixed"
@@ -635,7 +636,7 @@ class Sessions:
         if most_tokens > 0:
             said = np.minimum(said, most_tokens)
         added = new.copy()
-        added[1:] += said[:-1]  # a prompt repeats the answer before it, but that of another session
+        added[1:] += said[:-1]  # a prompt repeats the answer before it, unless that is another session's
         added[first] = new[first]
         isl = (self.system_tokens + _within(added, first, session)).astype(np.int64)
         del added
@@ -674,9 +675,9 @@ def _within(values: Floats, first: Tokens, session: Tokens) -> Floats:
 class Workload:
     """A stream of requests offered to a fleet: `rate_per_s` requests per second in all.
 
-    `queue_limit`: a replica at which so many requests wait rejects further ones (0: no limit).
-    `queue_timeout_s`: a request that a replica has kept waiting so long without starting it is dropped.
-    `cancel_s`: a client gives up so long after sending, wherever its request is, and the engine stops computing it.
+    `queue_limit`: a replica with this many waiting requests rejects further ones (0: no limit). `queue_timeout_s`: a
+    request that a replica has kept waiting this long without starting it is dropped. `cancel_s`: a client gives up this
+    long after sending, wherever its request is, and the engine stops computing it.
     """
 
     lengths: Lengths
@@ -697,5 +698,5 @@ class Workload:
 
     @property
     def admits_all(self) -> bool:
-        """True where no request is ever rejected or given up, so that formulas hold."""
+        """True if no request is ever rejected or given up, so that formulas hold."""
         return self.queue_limit == 0 and math.isinf(self.queue_timeout_s) and math.isinf(self.cancel_s)

@@ -1,11 +1,10 @@
-"""Discrete events of replicas and fleets under an iteration-time law, compiled by numba.
+"""Discrete-event simulation of replicas and fleets under an iteration-time law, compiled by numba.
 
 `runs` has the public functions: one workload on a fleet, several at once, two disaggregated pools.
 `scheduler` runs one replica: read it first. `closed` drives it by a fixed number of users, `fleet` by a stream of
 requests, or several of them behind a router; `sampling` draws the requests; `state` and `waiting` hold its state;
-`sessions` has requests that answers bring about, and `prefix_cache` what they find;
-`result` sums a run up: latencies, confidence intervals, and what else it can record;
-`replay` repeats measured closed loops.
+`sessions` has requests that follow from answers, and `prefix_cache` the tokens they find; `result` summarizes a run:
+latencies, confidence intervals, and its other records; `replay` repeats measured closed loops.
 """
 
 from sizing.simulator.closed import (

@@ -1,5 +1,5 @@
-"""Closed loops: a fixed number of users who wait for their answers, as in calibration; and the highest
-stable rates, which are the throughput of a closed loop whose queue is never empty."""
+"""Closed loops: a fixed number of users who wait for their answers, as in calibration; and the highest stable rates,
+which are the throughput of a closed loop whose queue is never empty."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def simulate_closed(
 ) -> Simulated:
     """`concurrency` users, each sending the next request of the list as soon as its last answer is complete.
 
-    The users start together, or one after the other over `ramp_s` seconds. Measured are the requests from the third
-    round on (2 x concurrency) to the last but one: give a multiple of the concurrency, 4 rounds or more. Users who
-    start together with equal lengths stay in lockstep: their prompts queue behind each other round after round.
+    The users start together, or one after the other over `ramp_s` seconds. The measured requests are those from the
+    third round on (2 x concurrency) to the last but one: give a multiple of the concurrency, 4 rounds or more. Users
+    who start together with equal lengths stay in lockstep: their prompts queue behind each other round after round.
     `seed` matters only to a replica that speculates. `token_gaps`: count every gap between tokens from the third round
     on, see `Watched`.
 

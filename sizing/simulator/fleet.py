@@ -80,17 +80,17 @@ class Failure:
 
 
 class RoutedFleet(NamedTuple):
-    """What the router works with: arrays with an entry per replica, `up` with the numbers of the living first.
+    """The arrays that the router works with, with an entry per replica; `up` has the numbers of the live ones first.
 
     `homes`: by session, the replica that its first request went to and all others go to, or NOBODY before that;
-    zero-length: every request is routed by itself. Replicas that may fail are no homes.
+    zero-length: every request is routed by itself. Replicas that may fail cannot be homes.
     """
 
     engines: NDArray[Any]
     states: States
     work: Workspace
     requests: Requests
-    router: Any  # one record: the rule (an index of ROUTINGS), how many replicas are up, whose turn it is
+    router: Any  # one record: the rule (an index of ROUTINGS), how many replicas are up, which one is next
     up: Tokens
     unchanged_until_s: Seconds  # the number of requests in the replica cannot fall before this time
     homes: Tokens

@@ -1,9 +1,9 @@
 """The prefix cache of a replica: blocks that no request holds, kept for the next turn of their session; compiled.
 
-Sessions share nothing with each other but what the engine holds once (`shared_tokens`), and a session has one request
-at a time. Its blocks then enter the queue of free blocks together, the last of them first, and leave it from that end
-or all at once: vLLM's queue in order of eviction is a list of sessions with a number of blocks each, and every
-operation takes constant time. docs/simulator.md has the rules.
+Sessions share nothing with each other except the tokens that the engine holds once (`shared_tokens`), and a session has
+one request at a time. Its blocks then enter the queue of free blocks together, the last of them first, and leave it
+from that end or all at once: vLLM's queue in order of eviction is a list of sessions with a number of blocks each, and
+every operation takes constant time. docs/simulator.md has the rules.
 
 Blocks are evicted when memory is needed, so the queue is `trim`med before it is read, and before memory is freed: in
 between, requests only grow.

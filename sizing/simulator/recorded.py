@@ -1,7 +1,7 @@
 """A fleet under recorded traffic, part by part: memory does not grow with the length of the trace.
 
-What each hour's requests saw is counted as they leave: how many exceed a limit exactly, percentiles within 0.8 %. The
-requests that are in a replica at the end of a part move on to the next, so that the parts are one run.
+The latencies of each hour's requests are counted as they leave: those that exceed a limit exactly, percentiles within
+0.8 %. The requests that are in a replica at the end of a part move on to the next, so that the parts are one run.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ PART = 1 << 18
 """Requests fed at once."""
 METRICS = OF_REQUESTS
 USED_UP = len(METRICS)
-"""Beside the metrics, of each request the largest share of a limit that it uses up."""
+"""In addition to the metrics, the largest share of a limit that each request uses up."""
 NO_METRIC = -1
 PERCENTILES = (50, 90, 95, 99)
 LARGEST_TABLES_ROWS = 1 << 24
-"""Of sessions in the prefix caches of all replicas: 200 MB."""
+"""Rows for sessions in the prefix caches of all replicas: 200 MB."""
 HOPELESS = 3.0
-"""Times the requests that an SLA lets exceed a limit: a replay that has so many need not be finished."""
+"""Factor on the requests that an SLA lets exceed a limit: a replay with more than that need not be finished."""
 
 
 class Tally(NamedTuple):
-    """What the requests of each hour saw, by the hour of their arrival; metrics in the order of `METRICS`.
+    """The results of each hour's requests, by the hour of their arrival; metrics in the order of `METRICS`.
 
-    While a trace is replayed the arrays have an axis in front: all requests, then each class by itself.
+    While a trace is replayed the arrays have a leading axis: all requests, then each class by itself.
     """
 
     bins: NDArray[np.int32]  # (hours, 4, GAP_BINS): the served, by seconds, and by the share of their limits used up
     sums_s: Floats  # (hours, 4): of the served
-    beyond: Counts  # (hours, limits): requests beyond a limit, which those not served are
+    beyond: Counts  # (hours, limits): requests beyond a limit, which includes those not served
     counted: Counts  # (hours, limits): requests that have the metric
     good: Counts  # (hours,): requests within all limits
     lost: Counts  # (hours,): requests not served
     gone: Counts  # (hours,): all that have left
-    lost_gaps: Counts  # (1,): gaps between tokens that requests not served did not live to see
+    lost_gaps: Counts  # (1,): gaps between tokens that requests not served never had
     prompt_tokens: Counts  # (hours,): of the served
     found_tokens: Counts  # (hours,): of these, in the prefix cache
 
@@ -81,10 +81,10 @@ class Tally(NamedTuple):
 class Replayed:
     """A trace served by `replicas` replicas, at `speed` times its own pace.
 
-    `hours`: those of the trace, by its own times. `whole`: False where the replay was not finished because far too many
-    requests exceeded a limit. `gaps`: between tokens, those of all hours; None if they were not counted. `classes`:
-    what the requests of each class saw, under its own SLA, for each class, of this `name`, that has any; a request is
-    good that is within the limits of its class.
+    `hours`: those of the trace, by its own times. `whole`: False if the replay was not finished because far too many
+    requests exceeded a limit. `gaps`: between tokens, those of all hours; None if they were not counted. `classes`: the
+    results of each class that has requests, by its `name` and under its own SLA; a request is good if it is within the
+    limits of its class.
     """
 
     replicas: int
@@ -99,12 +99,12 @@ class Replayed:
 
     @property
     def parts(self) -> tuple[Replayed, ...]:
-        """Of whose requests the SLA speaks: those of each class, or all."""
+        """The groups of requests that the SLA refers to: those of each class, or all."""
         return self.classes or (self,)
 
     @property
     def meets(self) -> bool:
-        """True when at most 1 - p of the requests exceed each limit, and of those of each class."""
+        """True when at most 1 - p of the requests, or of those of each class, exceed each limit."""
         if not all(each.meets for each in self.classes):
             return False
         return self.whole and all(
@@ -112,7 +112,7 @@ class Replayed:
         )
 
     def exceeding_share(self, limit: Limit, hour: int | None = None) -> float:
-        """Share of the requests (of one hour) beyond a limit of the SLA; of a limit on gaps that of all gaps."""
+        """Share of the requests (of one hour) beyond a limit of the SLA; for a limit on gaps, that of all gaps."""
         if limit.metric == "gap":
             return self.gaps.share_above(limit.limit_s) if self.gaps else math.nan
         beyond, counted = judged(self.tally, self.sla)
@@ -121,8 +121,8 @@ class Replayed:
 
     @property
     def worst_hour(self) -> int:
-        """The hour in which the largest share of requests misses a limit, of those with a tenth of the usual requests
-        or more."""
+        """The hour in which the largest share of requests misses a limit, among those with at least a tenth of the
+        usual requests."""
         requests = self.tally.gone
         judged = np.flatnonzero(requests >= 0.1 * requests.mean())
         return min(map(int, judged), key=lambda hour: (self.goodput(hour), -requests[hour]))
@@ -133,7 +133,7 @@ class Replayed:
         return float(self.tally.good[of].sum() / max(self.tally.gone[of].sum(), 1))
 
     def value_s(self, limit: Limit, hour: int | None = None) -> float:
-        """The value that a limit of this SLA speaks of; of one hour only of TTFT, ITL or E2E, NaN for others."""
+        """The value that a limit of this SLA refers to; for one hour only of TTFT, ITL or E2E, NaN for others."""
         if hour is None:
             return self.prediction(0.0).value_s(limit)
         return self.quantiles(limit.metric, hour).at(limit.percentile) if limit.metric in OF_REQUESTS else math.nan
@@ -144,7 +144,7 @@ class Replayed:
         return float(self.tally.found_tokens[of].sum() / max(self.tally.prompt_tokens[of].sum(), 1))
 
     def quantiles(self, metric: RequestMetric, hour: int | None = None) -> Quantiles:
-        """Mean, and percentiles within 0.8 %, over the served (of one hour); NaN where there are none."""
+        """Mean, and percentiles within 0.8 %, over the served (of one hour); NaN if there are none."""
         place, of = METRICS.index(metric), slice(None) if hour is None else slice(hour, hour + 1)
         counts = self.tally.bins[of, place].sum(axis=0, dtype=np.int64)
         seen = int(counts.sum())
@@ -152,7 +152,7 @@ class Replayed:
         return Quantiles(mean_s, *map(float, gap_quantiles(counts, PERCENTILES)))
 
     def prediction(self, utilization: float) -> Prediction:
-        """All hours as one prediction, for a fleet so busy on average, which a replay does not tell."""
+        """All hours as one prediction, for a fleet with this average utilization, which a replay does not give."""
         lost, gone = int(self.tally.lost.sum()), int(self.tally.gone.sum())
         warnings = (Caution("lost_requests", {"share": lost / gone}),) if lost else ()
         gap = self.gaps.quantiles() if self.gaps else NOT_COUNTED
@@ -185,7 +185,7 @@ class Replayed:
 
 
 def limits_on_requests(sla: Sla) -> tuple[Limit, ...]:
-    """Its limits but the one on gaps between tokens, which are not any one request's."""
+    """Its limits except the one on gaps between tokens, which do not belong to a single request."""
     return tuple(limit for limit in sla.limits if limit.metric != "gap")
 
 
@@ -225,16 +225,17 @@ def replay(
 ) -> Replayed:
     """Serve the requests of a trace by a fleet of equal replicas, every one simulated, and judge them by an SLA.
 
-    Of `workload` the prefix, the queue's limits and the clients' patience count, not its lengths and its rate. `speed`
-    1.25 offers the requests in four fifths of the time. `part`: requests in memory beside those in the replicas; the
-    result does not depend on it. `class_slas`: the SLAs of the trace's classes, in their order; none: `sla` holds for
-    all requests together. Without `to_the_end` a replay ends early where it exceeds a limit `HOPELESS` times too often.
+    `workload` provides the prefix, the queue's limits and the clients' patience, not the lengths and the rate. `speed`
+    1.25 offers the requests in four fifths of the time. `part`: requests in memory in addition to those in the
+    replicas; the result does not depend on it. `class_slas`: the SLAs of the trace's classes, in their order; none:
+    `sla` holds for all requests together. Without `to_the_end`, a replay ends early if it exceeds a limit `HOPELESS`
+    times too often.
 
-    On an engine with a prefix cache a request finds what its session left in the cache of its replica, and all
-    requests of a session go to the replica of the first, which `routing` chooses. Every request comes at its own time,
-    also where the answer before it is not complete: what that one holds it does not find.
+    On an engine with a prefix cache, a request finds what its session left in the cache of its replica, and all
+    requests of a session go to the replica of the first, which `routing` chooses. Every request arrives at its own
+    time, even if the previous answer is not complete: it does not find what that one still holds.
 
-    Raises ScenarioError for a request longer than the KV cache, and where millions of requests wait.
+    Raises ScenarioError for a request longer than the KV cache, and if millions of requests wait.
     """
     replica, by_hour, slas = replica.with_queue(workload.queue_limit), tuple(hours(trace)), (sla, *class_slas)
     if len(class_slas) not in (0, len(trace.classes)):
@@ -286,7 +287,7 @@ def replay(
     gaps = [of_streams.sum(axis=0), *of_streams]
 
     def part_of(group: int, name: str = "", classes: tuple[Replayed, ...] = ()) -> Replayed:
-        """What the requests of one group saw."""
+        """The results of one group."""
         own = slas[group]
         seen, places = of_group(tally, group), slice(len(counted_limits(own)))
         seen = seen._replace(beyond=seen.beyond[:, places], counted=seen.counted[:, places])
@@ -298,7 +299,7 @@ def replay(
 
 
 def nothing_seen(groups: int, hours: int, limits: int) -> Tally:
-    """Counts before the first request has left, of each group of requests."""
+    """Counts before the first request has left, for each group of requests."""
     by_hour = (groups, hours)
     return Tally(
         np.zeros((*by_hour, USED_UP + 1, GAP_BINS), np.int32),
@@ -314,8 +315,8 @@ def nothing_seen(groups: int, hours: int, limits: int) -> Tally:
 
 
 def one_place_each(sessions: int, replicas: int) -> NDArray[np.int32]:
-    """`Workspace.cached` of replicas that share no session. Where tables of their own would be large all see the same
-    rows: memory is then that of one, at the price of machine code of its own, which takes a minute to compile once."""
+    """`Workspace.cached` of replicas that share no session. If separate tables would be large, all see the same rows:
+    memory is then that of one, at the price of separate machine code, which takes a minute to compile once."""
     if sessions * replicas <= LARGEST_TABLES_ROWS:
         return np.zeros((replicas, sessions, 3), np.int32)
     rows = np.zeros((sessions, 3), np.int32)
@@ -342,7 +343,7 @@ def bounds(slas: Sequence[Sla]) -> tuple[Tokens, Seconds]:
 
 
 def of_group(tally: Tally, group: int) -> Tally:
-    """What the requests of one group saw, of a tally with an axis of groups."""
+    """The results of one group, from a tally with an axis of groups."""
     return Tally(*(array[group] for array in tally))
 
 

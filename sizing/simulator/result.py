@@ -28,9 +28,9 @@ class Tally(NamedTuple):
     """The measured requests of a run, by arrival, and two sums.
 
     `seconds`: shape (ROWS, measured). The wait of a request that was not served is its whole stay in the replica, its
-    other latencies mean nothing; ITL is NaN with one output token. `outcome`: shape (measured,). `in_flight_s`: what
-    all requests, measured or not, spent from their sending to their end between the first and the last measured
-    sending. `answers`: complete in that time.
+    other latencies are meaningless; ITL is NaN with one output token. `outcome`: shape (measured,). `in_flight_s`: the
+    time that all requests, measured or not, spent from their sending to their end between the first and the last
+    measured sending. `answers`: complete in that time.
     """
 
     seconds: Seconds
@@ -133,10 +133,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimeSeries:
-    """What one replica held, at the first iteration formed after each sampling time; arrays of shape (samples,).
+    """The contents of one replica, at the first iteration formed after each sampling time; arrays of shape (samples,).
 
     Sequences `running`, requests `waiting`, whether a prompt cut in chunks was in progress (0 or 1), KV tokens held by
-    the admitted, and pauses since the start.
+    admitted requests, and pauses since the start.
     """
 
     time_s: Seconds
@@ -149,12 +149,12 @@ class TimeSeries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Watched:
-    """What was recorded, over the whole run, of the requests simulated: those of one replica or of up to 32 where these
-    stand for a larger fleet. `pauses`: times that a sequence lost its KV cache to others.
+    """Records of the whole run, for the requests simulated: those of one replica or of up to 32 if these represent a
+    larger fleet. `pauses`: times that a sequence lost its KV cache to others.
 
-    Token gaps are what the reader of a stream sees, stalls in full (the ITL of a request is only their mean); NaN when
-    they were not asked for. Within 0.8 %. `measured_gaps`: those between the first and the last measured arrival, for
-    each stream of requests; none when not asked for. `series`: one for each replica simulated, none when not asked for.
+    Token gaps are as the reader of a stream sees them, stalls in full (the ITL of a request is only their mean); NaN if
+    they were not requested. Within 0.8 %. `measured_gaps`: those between the first and the last measured arrival, for
+    each stream of requests; none if not requested. `series`: one for each replica simulated, none if not requested.
     """
 
     pauses: int = 0
@@ -185,7 +185,7 @@ NOTHING_WATCHED = Watched()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulated:
-    """The measured requests of a run, by arrival, and what they add up to.
+    """The measured requests of a run, by arrival, and their totals.
 
     Arrays of shape (n,), seconds: `queue_s` from arrival to the first iteration with some of the prompt, `itl_s` the
     mean gap of a request (NaN with one output token). `outcome` is SERVED, REJECTED, TIMED_OUT or CANCELLED; all
@@ -241,22 +241,22 @@ class Simulated:
 
     @property
     def turned_away(self) -> NDArray[np.bool_]:
-        """Of every request whether it was rejected or timed out in the queue."""
+        """For every request, whether it was rejected or timed out in the queue."""
         return np.asarray((self.outcome == REJECTED) | (self.outcome == TIMED_OUT))
 
     def used_up(self, within: Within) -> Floats:
-        """Of every request the largest share of these limits that it uses up; infinite where it was not served."""
+        """For every request, the largest share of these limits that it uses up; infinite if it was not served."""
         return np.where(self.outcome == SERVED, used_up(within, self.of), math.inf)
 
     @property
     def gaps(self) -> TokenGaps:
-        """The measured gaps between tokens. Raises ScenarioError where the run did not count them."""
+        """The measured gaps between tokens. Raises ScenarioError if the run did not count them."""
         if not self.watched.measured_gaps:
             raise ScenarioError("this run did not count the gaps between tokens: ask for them, Watch(token_gaps=True)")
         return self.watched.measured_gaps[0]
 
     def quantiles(self, metric: Metric) -> Quantiles:
-        """Mean and percentiles of one metric over the served; NaN of gaps that were not counted."""
+        """Mean and percentiles of one metric over the served; NaN for gaps that were not counted."""
         if metric == "gap":
             return self.gaps.quantiles() if self.watched.measured_gaps else NOT_COUNTED
         return Quantiles.of(self.of(metric))
@@ -264,8 +264,8 @@ class Simulated:
     def exceeding_share(self, limit: Limit) -> float:
         """Share of the requests beyond a limit; a request that was not served is beyond every limit.
 
-        Requests with a single token have no ITL and do not count there. Of a limit on gaps the share of all gaps, of
-        one on rejected requests the share of these.
+        Requests with a single token have no ITL and do not count there. For a limit on gaps, the share of all gaps; for
+        one on rejected requests, the share of these.
         """
         if limit.metric == "gap":
             return self.gaps.share_above(limit.limit_s)
@@ -320,7 +320,7 @@ class Simulated:
         return max(share - error, 0.0), min(share + error, 1.0)
 
     def prediction(self, within: Within = ()) -> Prediction:
-        """Mean and percentiles of the served requests; infinite where the load is saturated. `within`: limits by which
+        """Mean and percentiles of the served requests; infinite if the load is saturated. `within`: limits by which
         goodput is to judge all requests."""
         warnings = self.warnings
         if self.lost:

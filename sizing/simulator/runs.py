@@ -1,9 +1,9 @@
 """Discrete-event simulation of replicas under load: what each request would experience.
 
-Open loops: a workload offered to a fleet of equal replicas (`simulate`) or of any (`simulate_fleet`), and given
-arrivals and lengths (`simulate_trace`); several workloads on one fleet; closed.py has the closed loop. The
-scheduler is in scheduler.py; it is exact for the law it is given: tests compare it with queueing theory and a
-naive simulator that works sequence by sequence.
+Open loops: a workload offered to a fleet of equal replicas (`simulate`) or of different ones (`simulate_fleet`), and
+given arrivals and lengths (`simulate_trace`); several workloads on one fleet; closed.py has the closed loop. The
+scheduler is in scheduler.py; it is exact for the law it is given: tests compare it with queueing theory and a naive
+simulator that works sequence by sequence.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ def simulate_trace(
 ) -> Simulated:
     """A fleet serves requests that arrive at `arrival_s` (ascending seconds) with these lengths; all are measured.
 
-    Every replica is simulated. `workload`: has the prefix that they find, their patience and the limit of the queue;
-    none by default. `seed` matters to a routing that draws, to prefixes found by chance, and to speculation.
-    Raises ScenarioError if the arrays do not match, times fall, or a request is longer than the KV cache.
+    Every replica is simulated. `workload`: provides the prefix that requests find, their patience and the limit of the
+    queue; none by default. `seed` matters to a routing that draws, to prefixes found by chance, and to speculation.
+    Raises ScenarioError if the arrays do not match, times decrease, or a request is longer than the KV cache.
     """
     check_question(replicas, routing)
     arrivals = np.ascontiguousarray(arrival_s, np.float64)
@@ -201,7 +201,7 @@ def herding(routing: Routing, replicas: int, fixed_lengths: bool) -> tuple[Cauti
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A workload among others on a fleet; of the waiting requests those of priority 0 are served first, then 1, ..."""
+    """One of several workloads on a fleet; among waiting requests, those of priority 0 are served first, then 1, ..."""
 
     workload: Workload
     priority: int = 0
@@ -283,8 +283,8 @@ FEWEST_OF_STREAM = 10
 def _merged(
     replica: Replica, streams: Sequence[Stream], requests: int, replicas: int, together: int, seed: int
 ) -> tuple[Requests, Tokens]:
-    """All streams, as `together` of `replicas` replicas see them, by time up to the end of the first that ends; and
-    the number of the stream that each request is of."""
+    """All streams, as `together` of `replicas` replicas see them, by time up to the end of the first that ends; and the
+    number of the stream that each request belongs to."""
     rate_per_s = sum(stream.workload.rate_per_s for stream in streams)
     parts = []
     for number, stream in enumerate(streams):
@@ -329,7 +329,7 @@ def simulate_disaggregated(
     seed: int = 0,
     warmup: float = 0.1,
 ) -> Simulated:
-    """Offer a workload to a pool of prefill replicas that hands every sequence on to a pool of decode replicas.
+    """Offer a workload to a pool of prefill replicas that passes every sequence to a pool of decode replicas.
 
     A prompt is served as a request with one token, which ends its TTFT; `transfer_s` and `transfer_token_s` for each
     prompt token later its sequence asks the decode pool for a slot and KV memory, and decodes from the next iteration

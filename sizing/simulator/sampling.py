@@ -58,8 +58,8 @@ def sample_requests(
 def prepare(
     replica: Replica, workload: Workload, run: Requests, hits: np.random.Generator, steps: np.random.Generator
 ) -> None:
-    """Set what requests of a workload have beside length and arrival: what is cached of their prompts, patience, and
-    the decode steps that their output takes."""
+    """Set the properties of a workload's requests besides length and arrival: cached prompt tokens, patience, and the
+    decode steps that their output takes."""
     if workload.prefix.hit_rate > 0:
         run["cached_tokens"] = cached_tokens(workload.prefix, run["isl"], hits)
     for field in ("queue_timeout_s", "cancel_s"):
@@ -119,14 +119,14 @@ def cached_tokens(prefix: Prefix, isl: Tokens, rng: np.random.Generator) -> Toke
 
 
 def shared_prefixes(*workloads: Workload) -> Tokens:
-    """Tokens of the prefix that the requests of each workload share, shape (workloads,); zero-length where none is
-    ever found."""
+    """Tokens of the prefix that the requests of each workload share, shape (workloads,); zero-length if none is ever
+    found."""
     tokens = [workload.prefix.tokens if workload.prefix.hit_rate > 0 else 0 for workload in workloads]
     return np.array(tokens, np.int64) if any(tokens) else NO_PREFIXES
 
 
 def prefixes_found(run: Requests, streams: int = 1) -> Tokens:
-    """The same of the requests of each stream, by the longest prefix that one of them finds. Contexts prefilled
+    """The same for the requests of each stream, by the longest prefix that one of them finds. Contexts prefilled
     elsewhere and sessions share none."""
     found = np.where((run["cached_tokens"] < run["isl"]) & (run["session"] == NOBODY), run["cached_tokens"], 0)
     if not found.any():
@@ -135,8 +135,8 @@ def prefixes_found(run: Requests, streams: int = 1) -> Tokens:
 
 
 def evenly_cached(prefix: Prefix, isl: Tokens, rng: np.random.Generator) -> Tokens | None:
-    """The same with little sampling noise: in every block of requests as many are found as the hit rate says, in random
-    order, for prompts that are computed one after the other make others wait. None (no draws) where none is found."""
+    """The same with little sampling noise: in every block of requests, exactly the hit rate's share is found, in random
+    order, because prompts that are computed one after the other make others wait. None (no draws) if none is found."""
     if prefix.tokens * prefix.hit_rate == 0:
         return None
     found = np.diff(np.floor(prefix.hit_rate * np.arange(len(isl) + 1) + 0.5)) > 0
@@ -145,7 +145,7 @@ def evenly_cached(prefix: Prefix, isl: Tokens, rng: np.random.Generator) -> Toke
 
 
 def draw_steps(replica: Replica, run: Requests, rng: np.random.Generator) -> None:
-    """Set the decode steps of every request: drawn where the replica speculates, else osl - 1 as they stand."""
+    """Set the decode steps of every request: drawn if the replica speculates, else osl - 1."""
     if replica.speculation is not None:
         run["steps"] = speculative_steps(replica.speculation, run["osl"], rng)
 

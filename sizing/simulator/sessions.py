@@ -1,7 +1,7 @@
-"""Sessions of several turns on replicas with a prefix cache: how much of a prompt is found there is an output.
+"""Sessions of several turns on replicas with a prefix cache: the share of a prompt found there is an output.
 
-A turn is born when an answer is complete, at any replica, so replicas advance together: always the one whose iteration
-ends first, and none beyond the first time at which another one may send it a turn.
+A turn is created when an answer is complete, at any replica, so replicas advance together: always the one whose
+iteration ends first, and none beyond the first time at which another one may send it a turn.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SESSION_LATENCIES: tuple[SessionLatency, ...] = get_args(SessionLatency)
 RANDOM, PREFIX_AWARE = map(SESSION_ROUTINGS.index, ("random", "prefix_aware"))
 FEWEST_SESSIONS = 40
 RUN, RAMP = 10, 3
-"""Mean times of a session that a run lasts at least, and that pass before it is measured: a fleet that starts empty has
+"""Least duration of a run, and of the time before it is measured, in mean session times: a fleet that starts empty has
 the last of its sessions in flight only when the first ones have ended."""
 
 
@@ -56,11 +56,11 @@ the last of its sessions in flight only when the first ones have ended."""
 class SimulatedSessions:
     """The measured turns of a run and the sessions that ended in the measured time.
 
-    `turns`: the turns by the time they were sent, as requests (its utilization is unknown: NaN). Arrays of shape (n,)
-    beside them: `number` of the turn in its session, from 0; `prompt_tokens`; `found_tokens` of these, which the prefix
+    `turns`: the turns by the time they were sent, as requests (its utilization is unknown: NaN). Parallel arrays of
+    shape (n,): `number` of the turn in its session, from 0; `prompt_tokens`; `found_tokens` of these, which the prefix
     cache held when the turn was first admitted. `session_s`: from sending the first turn to the end of the last answer,
-    shape (sessions,). `in_flight`: mean number of sessions that have started and not ended, those whose users think
-    included, of the whole fleet.
+    shape (sessions,). `in_flight`: mean number of sessions of the whole fleet that have started and not ended,
+    including those whose users are thinking.
     """
 
     turns: Simulated
@@ -94,9 +94,8 @@ class SimulatedSessions:
 
     @property
     def latencies(self) -> dict[SessionLatency, Quantiles]:
-        """TTFT of first turns, of which a cache holds the system prompt at most, and of all others; ITL and E2E of a
-        turn; time of a session, thinking included: with tools in the place of users, of a task. NaN of what there is
-        none of.
+        """TTFT of first turns, for which a cache holds the system prompt at most, and of all others; ITL and E2E of a
+        turn; time of a session, thinking included: with tools in place of users, of a task. NaN if there are none.
         """
         turns, later = self.turns, self.number > 0
         of_turns = (turns.ttft_s[~later], turns.ttft_s[later], turns.itl_s, turns.e2e_s)
@@ -113,17 +112,17 @@ def simulate_sessions(
     seed: int = 0,
     warmup: float = 0.1,
 ) -> SimulatedSessions:
-    """Offer sessions to a fleet of equal replicas: about `requests` turns, more where sessions are long for that.
+    """Offer sessions to a fleet of equal replicas: about `requests` turns, more if sessions are too long for that.
 
     *affinity*: all turns of a session go to one replica, drawn once; each replica then sees a thinned Poisson stream of
-    sessions, and one stands for all, exactly. The others route each turn: *random*; *least_outstanding*, to the replica
-    with the fewest unfinished requests; *prefix_aware*, to the one that holds the longest prefix of the session, of
-    equals to the one with the fewest unfinished requests. They simulate up to 32 replicas at the load each would have.
-    Blocks that all system prompts share are in the cache of every replica from the start. A session ends early where a
-    replica rejects a turn.
+    sessions, and one represents all, exactly. The others route each turn: *random*; *least_outstanding*, to the replica
+    with the fewest unfinished requests; *prefix_aware*, to the one that holds the longest prefix of the session and,
+    among equals, the one with the fewest unfinished requests. They simulate up to 32 replicas at the load each would
+    have. Blocks that all system prompts share are in the cache of every replica from the start. A session ends early if
+    a replica rejects a turn.
 
-    Measured is the time from the share `warmup` of the run, but not before 3 mean sessions have passed (at most half of
-    the run), to the start of the last session.
+    The measured time runs from the share `warmup` of the run, but not before 3 mean sessions have passed (at most half
+    of the run), to the start of the last session.
 
     Raises ScenarioError for a prompt longer than the KV cache, and for numbers out of range.
 
@@ -149,7 +148,7 @@ def simulate_sessions(
 
 
 def _least_s(replica: Replica, sessions: Sessions) -> float:
-    """Mean time of a session that is alone and finds all in the cache, roughly."""
+    """Mean time of a session that is alone and finds everything in the cache, roughly."""
     prompt_s = replica.law.prefill_alone_s(sessions.first_tokens)
     answer_s = sessions.output_tokens * replica.law.decode_s(1, sessions.first_tokens)
     return prompt_s + sessions.turns * answer_s + (sessions.turns - 1) * sessions.think_s
@@ -159,7 +158,7 @@ def drawn_sessions(replica: Replica, sessions: Sessions, count: int, seed: int) 
     """All turns of `count` sessions, session after session, and the time that passes before each.
 
     Only first turns have an `arrival_s`; the others are NaN, because they are sent when an answer is complete. Each
-    quantity has a random stream of its own.
+    quantity has its own random stream.
     """
     starts, steps = (np.random.default_rng([seed, stream]) for stream in (0, 6))
     turns = sessions.drawn(count, (seed,), replica.batching.max_tokens)
@@ -170,7 +169,8 @@ def drawn_sessions(replica: Replica, sessions: Sessions, count: int, seed: int) 
 
 
 def requests_of(replica: Replica, turns: Turns, start_s: Seconds, rng: np.random.Generator) -> Requests:
-    """The turns as requests; each session begins at its own of `start_s`. `rng` draws what a speculation accepts."""
+    """The turns as requests; each session begins at its own `start_s`. `rng` draws the accepted tokens of
+    speculation."""
     first = np.diff(turns.session, prepend=NOBODY) != 0
     run = checked_requests(replica, turns.isl, turns.osl, np.where(first, start_s[turns.session], math.nan))
     run["session"] = turns.session
@@ -187,9 +187,9 @@ def serve_sessions(
     routing: SessionRouting = "affinity",
     seed: int = 0,
 ) -> States:
-    """Serve sessions as they were drawn by a fleet; fills the times of the turns and returns the replicas.
+    """Serve sessions, as drawn, by a fleet; fills the times of the turns and returns the replicas.
 
-    An engine without a prefix cache shares nothing. *affinity* is one replica's business.
+    An engine without a prefix cache shares nothing. *affinity* concerns one replica only.
     """
     checkpoint(f"simulation of {len(run):,} turns on {replicas} replicas with {routing} routing")
     rule = replica.batching
@@ -206,7 +206,7 @@ def serve_sessions(
 
 
 def _measured(run: Requests, warmup: float, times: float, pauses: int) -> SimulatedSessions:
-    """What a finished run comes to, for a fleet `times` as large; its turns are then in the order of their sending."""
+    """The results of a finished run, for a fleet `times` as large; its turns are then in the order of their sending."""
     begins = np.flatnonzero(np.diff(run["session"], prepend=NOBODY))
     number = np.arange(len(run))
     number -= np.repeat(begins, np.diff(begins, append=len(run)))
@@ -218,7 +218,7 @@ def _measured(run: Requests, warmup: float, times: float, pauses: int) -> Simula
     complete = (run["outcome"][ends] == SERVED) & (end_s >= from_s) & (end_s <= until_s)
     overlap_s = np.clip(end_s, from_s, until_s) - np.clip(start_s, from_s, until_s)
 
-    order = np.argsort(run["arrival_s"], kind="stable")  # those that were not sent, NaN, are the last
+    order = np.argsort(run["arrival_s"], kind="stable")  # those that were not sent, NaN, come last
     number = number[order]
     put_in_order(run, order)
     del order

@@ -1,4 +1,4 @@
-"""What the compiled simulator keeps in memory: the engine, the requests, the state of each replica."""
+"""The compiled simulator's data in memory: the engine, the requests, the state of each replica."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ SERVED, REJECTED, TIMED_OUT, CANCELLED = range(4)
 GAP_BINS = 3456  # of the histogram of token gaps
 SERIES_COLUMNS = 6  # named in scheduler.py
 TOKENS_KEPT, TOKENS_KEPT_OF_MANY = 4096, 512
-"""Tokens of an iteration below which the time of its matrix products is kept, by one replica and by each of many: most
-iterations are like others, and what is kept must not push the requests out of the processor's cache."""
+"""Tokens of an iteration below which the time of its matrix products is cached, by one replica and by each of many:
+most iterations resemble others, and the cache must not push the requests out of the processor's cache."""
 
 
 class Engine:
@@ -158,7 +158,7 @@ class Request:
     done_s: float  # when it left: last token, deadline, or arrival if rejected
     queue_timeout_s: float  # after its arrival at its replica: dropped if not started by then
     cancel_s: float  # after arrival: the client cancels
-    outside_s: float  # what it pays outside the iterations, known from its first token on
+    outside_s: float  # time it pays outside the iterations, known from its first token on
     token_s: float  # when its prompt was complete, or its last token before a pause
     deadline_s: float  # its key in the heap of deadlines of the line; inf: not in that heap
     seen_from: int  # with look-ahead: the first iteration, by number, whose contents were open when it arrived
@@ -263,7 +263,7 @@ def engines_of(replicas: Sequence[Replica], *, by_priority: bool = False) -> NDA
 
 
 def _speculation_values(speculation: Speculation | None) -> tuple[float, ...]:
-    """`lane_tokens` and the three times of the draft; its arithmetic is taken as linear in the sequences."""
+    """`lane_tokens` and the three times of the draft; its arithmetic is assumed linear in the sequences."""
     if speculation is None:
         return 1, 0.0, 0.0, 0.0
     passes, law = speculation.draft_tokens, speculation.draft
@@ -300,7 +300,7 @@ def fill(requests: Requests, fresh: Requests, isl: Tokens, osl: Tokens, arrival_
 
 
 class Workspace(NamedTuple):
-    """Arrays a replica works with; in a fleet each has a row per replica, and `work_of` takes one out.
+    """Arrays a replica works with; in a fleet each has a row per replica, and `work_of` extracts one.
 
     They belong to the states and the engine they were first used with: all are fresh, or all are reused.
     """

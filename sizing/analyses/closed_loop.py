@@ -1,16 +1,37 @@
-"""What a closed loop would show: requests/s and mean latencies of so many users, from a fitted law, with bands."""
+"""What a closed loop would show: requests/s and latencies of so many users, from a fitted law, with bands."""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtri
 
 from sizing.edge import Z90
+from sizing.engine import Replica
 from sizing.fitting import Fit
-from sizing.fitting.levels import between, levels_at
+from sizing.fitting.levels import between, concurrency, levels_at, luck_of_lengths, point_runs
+from sizing.numbers import Floats
 from sizing.plans import Basis
 from sizing.points import Point
-from sizing.workload import Lengths, Prefix
+from sizing.simulator.replay import Replay
+from sizing.workload import Lengths, Metric, Prefix
+
+ENOUGH, MOST_RUNS = 10_000, 200
+"""Requests of a loop whose percentiles are taken, by repeating the measurement, and the most repetitions."""
+PERCENTILES = (50, 90, 95, 99)
+GAP_PERCENTILES = (50, 95, 99)
+GAP_RANKS = tuple((np.arange(2000) + 0.5) / 20)
+"""Percentiles that stand for all gaps of a loop, and `SCATTER`, quantiles of a standard normal law for what their
+delivery adds."""
+SCATTER = ndtri((np.arange(40) + 0.5) / 40)
+TINY_S = 1e-6
+NEAR_MEAN = 0.05
+"""Gaps of a single user whose median is as near to the mean ITL come one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,36 +42,141 @@ class Banded:
     low: float
     high: float
 
+    @classmethod
+    def of(cls, value: float, sigma: float) -> Banded:
+        """A figure whose logarithm has the standard error `sigma`."""
+        return cls(value, value * math.exp(-Z90 * sigma), value * math.exp(Z90 * sigma))
+
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """What a measurement of `users` on `replicas` would show: requests/s of all replicas, mean TTFT and ITL in seconds;
-    no ITL with one output token."""
+    """What a measurement of `users` on `replicas` would show: requests/s of all replicas and `latencies`, in seconds,
+    by their names in the points table (ttft_mean_s, e2e_p95_s, gap_p99_s ...); no ITL or gaps with one output token."""
 
     users: int
     replicas: int
     requests_per_s: Banded
-    ttft_mean_s: Banded
-    itl_mean_s: Banded | None
+    latencies: Mapping[str, Banded]
     basis: Basis
 
 
-def closed_loop(fitted: Fit, lengths: Lengths, prefix: Prefix, users: int, replicas: int = 1) -> ClosedLoop:
-    """The closed loop of `users` (1 or more), spread evenly over `replicas`, measured as the points of the fit were.
+def closed_loop(
+    fitted: Fit, lengths: Lengths, prefix: Prefix, users: int, replicas: int = 1, requests: int | None = None
+) -> ClosedLoop:
+    """The closed loop of `users` (1 or more), spread evenly over `replicas`, measured as the points of the fit were,
+    with so many `requests` a replica (None: ten a user), whose luck the bands hold.
 
-    Raises ScenarioError for requests that the KV cache cannot hold.
+    Percentiles lie about the means as in simulations of the fitted engine; those of the gaps scatter as well by how
+    tokens are delivered, see `delivery_scatter_s`. Their bands are those of the means, wider by
+    what the ratio to the mean changes between laws one standard error apart, and by the luck of a percentile of so many
+    requests. Raises ScenarioError for requests that the KV cache cannot hold.
     """
     each = max(1, round(users / replicas))
-    point = point_at(fitted, lengths, prefix, each)
-    means, sigmas = fitted.means([point])[0], fitted.mean_sigmas([point])[0]
-    found = [
-        Banded(mean, mean * math.exp(-Z90 * sigma), mean * math.exp(Z90 * sigma))
-        for mean, sigma in zip(means[:3].tolist(), sigmas.tolist(), strict=True)
+    point = replace(point_at(fitted, lengths, prefix, each), requests=requests or 10 * each)
+    rate_per_s, ttft_s, itl_s = fitted.means([point])[0, :3].tolist()
+    of_rate, of_ttft, of_itl = fitted.mean_sigmas([point])[0].tolist()
+    itl_s = itl_s if round(lengths.osl) > 1 else 0.0
+    means_s = {"ttft": ttft_s, "itl": itl_s, "gap": itl_s, "e2e": ttft_s + (lengths.osl - 1) * itl_s}
+    local = fitted.at(lengths.isl, lengths.osl)
+    replay = _repeated(local, point)
+    scatter_s = delivery_scatter_s(fitted)
+    shown = _shown(replay, local.engine, point, scatter_s)
+    variances = {name: one.luck**2 for name, one in shown.items()}
+    for pair in local.variants_seen(lengths, np.array([[min(each, local.batching.max_batch_size)]], float)):
+        faster, slower = (_shown(replay, engine, point, scatter_s) for engine in pair)
+        for name in shown:
+            variances[name] += (math.log(slower[name].over_mean / faster[name].over_mean) / 2) ** 2
+    of_gap = math.hypot(of_itl, local.law_error.gap)
+    of_means = {"ttft": of_ttft, "itl": of_itl, "gap": of_gap, "e2e": of_rate}
+    latencies = {
+        name: Banded.of(
+            means_s[one.metric] * one.over_mean, math.hypot(of_means[one.metric], math.sqrt(variances[name]))
+        )
+        for name, one in shown.items()
+    }
+    rate = Banded.of(rate_per_s * users / each, of_rate)
+    return ClosedLoop(users, replicas, rate, latencies, fitted.basis(lengths, each))
+
+
+def _repeated(fitted: Fit, point: Point) -> Replay:
+    """The measurement of a point, with other lengths each time, until it has requests enough for percentiles."""
+    runs = list(point_runs([point], fitted.protocol))
+    each = sum(end - begin for run in runs for begin, end, _ in run.windows)
+    for seed in range(1, min(math.ceil(ENOUGH / each), MOST_RUNS)):
+        runs += point_runs([point], fitted.protocol, seed=seed)
+    return Replay(runs, fitted.engine, token_gaps=True)
+
+
+class _Shown(NamedTuple):
+    """A statistic of a latency over the means that a fit gives (TTFT, ITL; for E2E the TTFT and OSL - 1 ITLs), and its
+    relative error by the luck of a measurement, beside that of the mean."""
+
+    metric: Metric
+    over_mean: float
+    luck: float
+
+
+def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float) -> dict[str, _Shown]:
+    """What an engine shows of a point, by the names of the points table.
+
+    The luck of a percentile: how far those lie apart that are a standard error of the rank to its sides. Gaps of one
+    iteration are one, whoever sees them.
+    """
+    requests, several = replay.measured(engine)[0], round(point.osl) > 1
+    ttft_s = requests["first_token_s"] - requests["arrival_s"] + requests["outside_s"]
+    e2e_s = requests["done_s"] - requests["arrival_s"] + requests["outside_s"]
+    longer = requests["osl"] > 1
+    itl_s = (requests["done_s"] - requests["first_token_s"])[longer] / (requests["osl"][longer] - 1)
+    ttft_mean_s, itl_mean_s = float(ttft_s.mean()), float(itl_s.mean()) if several else 0.0
+    of_rate, of_ttft, _ = luck_of_lengths(point)
+    sent = point.requests or 1
+    samples: dict[Metric, tuple[Floats, float, float]] = {"ttft": (ttft_s, ttft_mean_s, of_ttft)}
+    if several:
+        samples["itl"] = itl_s, itl_mean_s, 0.0
+    samples["e2e"] = e2e_s, ttft_mean_s + (point.osl - 1) * itl_mean_s, of_rate
+    found = {}
+    for metric, (sample, mean_s, of_mean) in samples.items():
+        found[f"{metric}_mean_s"] = _Shown(metric, float(sample.mean()) / mean_s, 0.0)
+        for p in PERCENTILES:
+            values = np.percentile(sample, _ranks(p, sent))
+            found[f"{metric}_p{p}_s"] = _of_percentile(metric, values, mean_s, of_mean)
+    if several:
+        steps = max(1.0, sent * (point.osl - 1) / min(concurrency(point), engine.batching.max_batch_size))
+        gaps_s = replay.gap_quantiles_s(engine, GAP_RANKS)[0][:, None]
+        delivered_s = np.maximum(gaps_s + scatter_s * SCATTER if scatter_s else gaps_s, TINY_S)
+        for p in GAP_PERCENTILES:
+            found[f"gap_p{p}_s"] = _of_percentile("gap", np.percentile(delivered_s, _ranks(p, steps)), itl_mean_s, 0.0)
+    return found
+
+
+def delivery_scatter_s(fitted: Fit) -> float:
+    """Standard deviation of what front end, network and client add to a gap between tokens, or take off it: from the
+    p50 and p95 of users alone on the server, who meet no other prompt (the median of such levels; 0 where none tells).
+    """
+    alone = [
+        error.point
+        for error in fitted.errors
+        if error.point.load_kind == "concurrency" and concurrency(error.point) == 1
     ]
-    scale = users / each
-    rate = Banded(*(scale * value for value in (found[0].value, found[0].low, found[0].high)))
-    itl = found[2] if round(lengths.osl) > 1 else None
-    return ClosedLoop(users, replicas, rate, found[1], itl, fitted.basis(lengths, each))
+    found = [
+        (point.gap_p95_s - point.gap_p50_s) / Z90
+        for point in alone
+        if point.gap_p95_s and point.gap_p50_s and point.itl_mean_s
+        if abs(point.gap_p50_s / point.itl_mean_s - 1) < NEAR_MEAN
+    ]
+    return statistics.median(found) if found else 0.0
+
+
+def _ranks(percentile: float, count: float) -> tuple[float, float, float]:
+    """A percentile, and those a standard error of its rank in a sample of so many below and above it."""
+    error = math.sqrt(percentile * (100 - percentile) / count)
+    return max(0.0, percentile - error), percentile, min(100.0, percentile + error)
+
+
+def _of_percentile(metric: Metric, values: Floats, mean_s: float, of_mean: float) -> _Shown:
+    low, value, high = values.tolist()
+    luck = math.log(high / low) / 2
+    return _Shown(metric, value / mean_s, math.sqrt(max(0.0, luck**2 - of_mean**2)))
 
 
 def point_at(fitted: Fit, lengths: Lengths, prefix: Prefix, users: int) -> Point:

@@ -93,7 +93,7 @@ def option_of(coefficient: str) -> str:
 def predict_command(json_: bool, replicas: int, method: str, concurrency: int | None, **given: Any) -> None:
     """Latency percentiles of one deployment at a load, from a law fitted to its closed-loop points.
 
-    With --concurrency the means that a closed loop of so many users would show, always by simulation.
+    With --concurrency what a load test of so many users in a closed loop would show, always by simulation.
     """
     if (given["rate"] is None) == (concurrency is None):
         raise click.UsageError("give the load by either --rate or --concurrency")

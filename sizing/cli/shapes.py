@@ -43,8 +43,10 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
 
 
 def closed_loop_json(loop: ClosedLoop) -> dict[str, Any]:
-    """The closed loop of `predict --concurrency`: figures as value, low and high; null where there is none."""
-    return asdict(loop) | {"method": "simulation"}
+    """The closed loop of `predict --concurrency`: figures as value, low and high, latencies named as in the points
+    table; null for the ITL of one output token."""
+    found = asdict(loop)
+    return {"itl_mean_s": None, **found.pop("latencies"), **found, "method": "simulation"}
 
 
 def fit_json(fitted: Fit) -> dict[str, Any]:

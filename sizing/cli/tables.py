@@ -381,17 +381,25 @@ SESSION_ROWS: dict[SessionLatency, str] = {
 
 
 def print_closed_loop(loop: ClosedLoop, title: str) -> None:
-    """Requests/s and mean latencies of a closed loop, with their bands."""
+    """Requests/s and latencies of a closed loop, each with its band."""
+
+    def cell(name: str) -> str:
+        if (found := loop.latencies.get(name)) is None:
+            return ""
+        low, high = milliseconds(found.low).removesuffix(" ms"), milliseconds(found.high)
+        return f"{milliseconds(found.value)}\n[dim]{low} to {high}[/dim]"
+
     users = f"{loop.users:,} user{'s' if loop.users > 1 else ''}"
     on = f" on {loop.replicas} replicas" if loop.replicas > 1 else ""
-    table = Table("", "value", "90 % band", title=f"{escape(title)}, closed loop of {users}{on}")
-    rate = loop.requests_per_s
-    table.add_row("requests/s", significant(rate.value), f"{significant(rate.low)} to {significant(rate.high)}")
-    for name, found in (("TTFT mean", loop.ttft_mean_s), ("ITL mean", loop.itl_mean_s)):
-        if found is not None:
-            band = f"{milliseconds(found.low)} to {milliseconds(found.high)}"
-            table.add_row(name, milliseconds(found.value), band)
+    statistics, rate = ("mean", "p50", "p90", "p95", "p99"), loop.requests_per_s
+    table = Table("", *statistics, title=f"{escape(title)}, closed loop of {users}{on}", caption="below: 90 % bands")
+    for metric, words in {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E", "gap": "gap"}.items():
+        row = [cell(f"{metric}_{statistic}_s") for statistic in statistics]
+        if any(row):
+            table.add_row(words, *row)
     console().print(table)
+    band = f"{significant(rate.low)} to {significant(rate.high)}"
+    console().print(f"{significant(rate.value)} requests/s (90 % band {band}).")
 
 
 def print_fit(fitted: Fit) -> None:

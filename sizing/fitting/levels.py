@@ -421,18 +421,19 @@ def _shared(measured: Floats) -> Floats:
 
 
 def granted(point: Point, batching: Batching, ttft_sigma: float = UNTOLD.ttft_sigma) -> tuple[float, float, float]:
-    """Relative errors of the three means of a closed-loop point: the instrument's, and the luck of the lengths drawn.
+    """Relative errors of the three means of a closed-loop point: the instrument's, and the luck of the lengths."""
+    ttft = QUEUED_TTFT_SIGMA if concurrency(point) > batching.max_batch_size else ttft_sigma
+    of_rate, of_ttft, _ = luck_of_lengths(point)
+    return math.hypot(RATE_SIGMA, of_rate), math.hypot(ttft, of_ttft), ITL_SIGMA
+
+
+def luck_of_lengths(point: Point) -> tuple[float, float, float]:
+    """Relative errors of requests/s, mean TTFT and ITL of a closed-loop point by the lengths that happened to be sent.
 
     Where the point does not tell its requests, ten per user are assumed.
     """
-    users = concurrency(point)
-    requests = point.requests or 10 * users
-    ttft = QUEUED_TTFT_SIGMA if users > batching.max_batch_size else ttft_sigma
-    return (
-        float(np.hypot(RATE_SIGMA, point.osl_cv / np.sqrt(requests))),
-        float(np.hypot(ttft, point.isl_cv / np.sqrt(requests))),
-        ITL_SIGMA,
-    )
+    root = math.sqrt(point.requests or 10 * concurrency(point))
+    return point.osl_cv / root, point.isl_cv / root, 0.0
 
 
 # --- Requests/s as tools count them: over a window that may hold ramp and drain, so not always Little's law

@@ -21,6 +21,7 @@ from sizing.fitting.levels import (
     counts_otherwise,
     levels_at,
     line_logs,
+    luck_of_lengths,
     of_one_level,
     point_runs,
     users_wait,
@@ -487,8 +488,8 @@ class Fit:
     def mean_sigmas(self, points: Sequence[Point]) -> Floats:
         """Relative standard errors of requests/s, TTFT and ITL of `means` against a new measurement of these
         closed-loop points, shape (points, 3): what the law, its bend and its own error leave open where measured levels
-        do not hold it, and the noise of the measurement. What is carried over from one level counts as well: it is half
-        of the difference."""
+        do not hold it, and the noise of the measurement, with its luck of lengths. What is carried over from one level
+        counts as well: it is half of the difference."""
         sigmas = np.empty((len(points), 3))
         for isl, osl in dict.fromkeys((point.isl, point.osl) for point in points):
             rows = [row for row, point in enumerate(points) if (point.isl, point.osl) == (isl, osl)]
@@ -505,6 +506,7 @@ class Fit:
                 carried = [carried_over(self._levels, there, point, self.batching) for point in own]
                 variance += np.nan_to_num((change[: len(own)] - carried) / 2) ** 2
             variance += np.square([closed_sigmas(self._levels, point) for point in own])
+            variance += np.square([luck_of_lengths(point) for point in own])
             if self.of_one_level:
                 variance += self._carried(own) ** 2
             elif len(known):

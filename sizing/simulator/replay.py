@@ -99,6 +99,11 @@ class Replay:
             other.result()
         return means
 
+    def measured(self, replica: Replica) -> list[Requests]:
+        """The requests in the windows of each row as this engine serves them, whether complete in time or not."""
+        self.means(replica)
+        return [np.concatenate([part.measured(row) for part in self._parts]) for row in range(self.rows)]
+
     def gap_quantiles_s(self, replica: Replica, percentiles: Sequence[float]) -> Floats:
         """Percentiles (0 to 100) of the token gaps of each row, shape (rows, percentiles); NaN where none count."""
         self.means(replica)
@@ -131,6 +136,16 @@ class _RunsOfThread:
                 self._prefixes[number] = prefixes_found(self._requests[first:last]).max(initial=0)
         self._space = work_space(replica, 1, gaps=token_gaps, prefixes=self._prefixes[:1])
         self.gaps = np.zeros((len(weights), self._space.gaps.shape[1]), np.int64)  # of each row, of the last engine
+
+    def measured(self, row: int) -> Requests:
+        """The requests in the windows of a row, as the last engine served them."""
+        places = [
+            np.arange(self._first[run] + begin, self._first[run] + end)
+            for run, begin, end, own in self._windows
+            if own == row
+        ]
+        found: Requests = self._requests[np.concatenate([np.empty(0, np.int64), *places])]
+        return found
 
     def run(self, engines: Sequence[Engine], means: Floats) -> None:
         """Fill the rows that these runs belong to, for each of the engines."""

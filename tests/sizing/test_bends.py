@@ -35,6 +35,7 @@ from sizing.fitting.levels import (
     left_over,
     line_logs,
     little_per_s,
+    luck_of_lengths,
     point_runs,
 )
 from sizing.fitting.parameters import BEND_SD, PROMPT_BEND_SD, LawError, bend_of, law_parameters, moved
@@ -233,15 +234,17 @@ def test_bends_at_all_lengths_tell_one_size() -> None:
 
 
 def test_what_was_measured_holds_the_answer_fast() -> None:
-    """At a level of the fit the coefficients may be what they like: of the band only the noise of a measurement and
-    what of the law's error changes from level to level is left. Between levels there is more, beyond them far more."""
+    """At a level of the fit the coefficients may be what they like: of the band only the noise of a measurement, its
+    luck of lengths, and what of the law's error changes from level to level is left. Between levels there is more,
+    beyond them far more."""
     found, _ = kinked()
     levels = [error.point for error in found.errors]
     users = sorted(concurrency(level) for level in levels)
     error = found.at(levels[0].isl, levels[0].osl).law_error
     between, beyond = (dataclasses.replace(levels[0], load_value=value) for value in (users[1] + 1, 8 * users[-1]))
     held, unheld, far = found.mean_sigmas([levels[0], between, beyond])
-    noise = np.hypot(np.array(closed_sigmas(levels, levels[0])), CHANGES * error.by_measure[:3])
+    parts = closed_sigmas(levels, levels[0]), luck_of_lengths(levels[0]), CHANGES * error.by_measure[:3]
+    noise = np.sqrt(sum(np.square(part) for part in parts))
     assert held == pytest.approx(noise, rel=1e-6)
     assert (unheld[[0, 2]] >= held[[0, 2]]).all() and (far > 1.5 * unheld).all()
     assert found.means(levels)[:, [0, 2]] == pytest.approx(

@@ -19,6 +19,7 @@ from validation.evidence.gpu_counts import GPU_COUNTS
 from validation.evidence.largest_rate import LARGEST_RATE
 from validation.evidence.measured_estimates import ESTIMATES
 from validation.evidence.measured_guidellm import GUIDELLM
+from validation.evidence.measured_levels import LEVELS
 from validation.evidence.measured_one_point import ONE_POINT
 from validation.evidence.measured_sessions import VLLM_SESSIONS
 from validation.evidence.measured_silicon import SILICON
@@ -35,6 +36,7 @@ CLAIMS: tuple[Claim, ...] = (
     ONE_POINT,
     ESTIMATES,
     STAGES,
+    LEVELS,
     VLLM,
     VLLM_SESSIONS,
     GUIDELLM,

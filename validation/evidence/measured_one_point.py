@@ -97,8 +97,8 @@ def answer(case: Case, seed: SeedSequence) -> Answer:
 def banded(fitted: Fit, points: Sequence[Point]) -> tuple[Floats, Floats]:
     """METRICS of closed loops as the product gives them, shape (points, 3), and their bands' half-widths."""
     loops = [closed_loop(fitted, point.lengths, point.prefix, concurrency(point)) for point in points]
-    bands = [(loop.requests_per_s, loop.ttft_mean_s, loop.itl_mean_s) for loop in loops]
-    ends = np.array([[(one.value, math.log(one.high / one.value)) for one in row if one] for row in bands])
+    bands = [(loop.requests_per_s, loop.latencies["ttft_mean_s"], loop.latencies["itl_mean_s"]) for loop in loops]
+    ends = np.array([[(one.value, math.log(one.high / one.value)) for one in row] for row in bands])
     return ends[:, :, 0], ends[:, :, 1]
 
 

@@ -1,0 +1,180 @@
+"""Closed loops that a fit predicts: percentiles beside those of the true engine, the luck of few requests, bands."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from sizing.analyses.closed_loop import PERCENTILES, ClosedLoop, closed_loop, delivery_scatter_s
+from sizing.analyses.next_level import Option
+from sizing.fitting import Fit, fit
+from sizing.fitting.levels import luck_of_lengths
+from sizing.points import Point
+from sizing.simulator import Simulated, simulate_closed
+from sizing.workload import Lengths, Prefix
+from tests.sizing.simulated_levels import SERVER, simulated_point
+from validation.evidence import measured_levels
+from validation.evidence.claim import Setup
+from validation.evidence.measured_levels import Case, Found, rows
+
+VARIED, EQUAL = Lengths(1000, 200, 0.3, 0.3), Lengths(1000, 200)
+NO_PREFIX = Prefix()
+
+
+@cache
+def fitted(lengths: Lengths = VARIED) -> Fit:
+    return fit([simulated_point(Option(lengths, users, 400)) for users in (1, 8, 64)], batching=SERVER.batching)
+
+
+@cache
+def loop(users: int, requests: int | None = None, lengths: Lengths = VARIED) -> ClosedLoop:
+    return closed_loop(fitted(lengths), lengths, NO_PREFIX, users, requests=requests)
+
+
+@cache
+def truth(users: int) -> Simulated:
+    """The same loop of the true engine, at length and with other random numbers."""
+    isl, osl = VARIED.sample(users * 400, np.random.default_rng(99))
+    return simulate_closed(SERVER, users, isl, osl, ramp_s=2.0, token_gaps=True)
+
+
+@pytest.mark.parametrize("users", [4, 24])
+def test_percentiles_are_those_of_the_true_engine(users: int) -> None:
+    seen, shown = truth(users), loop(users).latencies
+    for metric, sample, within in (("ttft", seen.ttft_s, 0.12), ("itl", seen.itl_s, 0.05), ("e2e", seen.e2e_s, 0.05)):
+        for percentile in (50, 90, 95):
+            true_s = float(np.percentile(sample, percentile))
+            assert shown[f"{metric}_p{percentile}_s"].value == pytest.approx(true_s, rel=within), (metric, percentile)
+    assert shown["gap_p50_s"].value == pytest.approx(seen.watched.gap_p50_s, rel=0.05)
+    assert shown["gap_p95_s"].value == pytest.approx(seen.watched.gap_p95_s, rel=0.12)
+
+
+def test_percentiles_rise_and_means_obey_little() -> None:
+    found = loop(24)
+    for metric in ("ttft", "itl", "e2e"):
+        values = [found.latencies[f"{metric}_p{percentile}_s"].value for percentile in PERCENTILES]
+        assert values == sorted(values) and values[0] < values[-1]
+    in_flight = found.requests_per_s.value * found.latencies["e2e_mean_s"].value
+    assert in_flight == pytest.approx(24, rel=0.03)
+
+
+def test_two_replicas_show_the_latencies_of_one_and_twice_its_requests() -> None:
+    one, two = loop(12), closed_loop(fitted(), VARIED, NO_PREFIX, 24, 2)
+    assert two.latencies == one.latencies
+    assert two.requests_per_s.value == pytest.approx(2 * one.requests_per_s.value, rel=1e-12)
+
+
+def test_few_requests_widen_every_band_of_lengths_that_vary() -> None:
+    few, many = loop(8, 40), loop(8, 4000)
+    for name in ("ttft_p95_s", "e2e_p95_s", "e2e_p50_s", "itl_p95_s", "gap_p95_s"):
+        narrow, wide = (math.log(each.latencies[name].high / each.latencies[name].low) for each in (many, few))
+        assert wide > narrow, name
+        assert few.latencies[name].value == pytest.approx(many.latencies[name].value, rel=1e-9)
+    spread = [math.log(each.requests_per_s.high / each.requests_per_s.value) / 1.645 for each in (few, many)]
+    own = 0.3 / math.sqrt(40), 0.3 / math.sqrt(4000)
+    assert spread[0] ** 2 - spread[1] ** 2 == pytest.approx(own[0] ** 2 - own[1] ** 2, rel=1e-6)
+
+
+def test_the_luck_of_lengths_is_that_of_means_of_samples() -> None:
+    point = simulated_point(Option(VARIED, 8, 50))
+    rng = np.random.default_rng(1)
+    means = [VARIED.sample(50, rng) for _ in range(2000)]
+    isl, osl = (np.log([draw[place].mean() for draw in means]).std() for place in (0, 1))
+    assert luck_of_lengths(point) == (pytest.approx(osl, rel=0.08), pytest.approx(isl, rel=0.08), 0.0)
+    assert luck_of_lengths(replace(point, requests=None)) == luck_of_lengths(replace(point, requests=80))
+    assert luck_of_lengths(simulated_point(Option(EQUAL, 8, 50))) == (0.0, 0.0, 0.0)
+
+
+def test_one_output_token_has_no_gaps() -> None:
+    lengths = Lengths(1000, 1)
+    found = closed_loop(fitted(), lengths, NO_PREFIX, 4).latencies
+    assert {name.partition("_")[0] for name in found} == {"ttft", "e2e"}
+    assert found["e2e_p95_s"].value == pytest.approx(found["ttft_p95_s"].value, rel=1e-9)
+
+
+def test_a_user_alone_sees_every_prompt_by_itself() -> None:
+    """One user, equal lengths: nothing varies, so that all percentiles are the mean."""
+    found = loop(1, None, EQUAL).latencies
+    for metric in ("ttft", "e2e"):
+        assert found[f"{metric}_p99_s"].value == pytest.approx(found[f"{metric}_mean_s"].value, rel=1e-6)
+    law = fitted(EQUAL).replica.law
+    assert found["ttft_p50_s"].value == pytest.approx(law.prefill_alone_s(1000) + law.request_s, rel=0.1)
+
+
+def off(error: float, line: float = math.nan) -> Found:
+    return Found(math.log1p(error), 0.05, math.log1p(line))
+
+
+def test_rows_judge_percentiles_beside_lines() -> None:
+    figures = [{"e2e_p95_s": off(0.02, 0.2), "ttft_p95_s": off(-0.08)} for _ in range(30)]
+    case = Case("vLLM on a CPU, measured here", "other loads", (), ())
+    found = {row.metric + row.name[:4]: row for row in rows([case], [figures])}
+    assert found["E2E p95clos"].holds and found["E2E p95clos"].median == pytest.approx(0.02)
+    assert "interpolation 20.0 % / 20.0 %" in found["E2E p95clos"].note
+    assert "interpolation" not in found["TTFT p95clos"].note
+    assert "covers 100.0 %" in found["E2E p95band"].note and "covers 0.0 %" in found["TTFT p95band"].note
+    worse = [{"e2e_p95_s": off(0.3, 0.2)} for _ in range(30)]
+    assert rows([case], [worse])[0].holds is False
+
+
+def test_rows_compare_only_where_there_is_a_line() -> None:
+    figures = [{"e2e_p90_s": off(0.02, 0.2)}, {"e2e_p90_s": off(0.5)}] * 15
+    row = rows([Case("vLLM on a CPU, measured here", "other loads", (), ())], [figures])[0]
+    assert "interpolation 20.0 % in the median of 15, this 2.0 % there" in row.note
+
+
+def test_nothing_that_was_fitted_is_asked() -> None:
+    everything = measured_levels.cases(Setup())
+    assert {case.asked_for for case in everything} == {"other loads", "more users"}
+    for case in everything:
+        fitted_at = {point.load_value for point in case.fitted}
+        asked_at = {point.load_value for point in case.asked}
+        assert not fitted_at & asked_at
+        if case.asked_for == "other loads":
+            assert min(fitted_at) < min(asked_at) and max(asked_at) < max(fitted_at)
+        else:
+            assert max(fitted_at) < min(asked_at)
+
+
+def test_the_claim_answers_a_real_servers_levels() -> None:
+    (case,) = measured_levels.cases(Setup(quick=True))
+    told = measured_levels.answer(case, np.random.SeedSequence(0))
+    assert len(told) == len(case.asked)
+    errors = [abs(math.expm1(one["requests_per_s"].off)) for one in told]
+    print(f"requests/s of levels between: {100 * float(np.median(errors)):.1f} % off in the median")
+    assert float(np.median(errors)) < 0.15
+
+
+def test_the_delivery_of_a_single_users_tokens_scatters_all_gaps() -> None:
+    still = [
+        simulated_point(Option(VARIED, users, 400), gap_p50_s=0.01, gap_p95_s=0.01, itl_mean_s=0.01) for users in (1, 1)
+    ]
+    sigma_s = 0.002
+    alone = [replace(point, gap_p95_s=0.01 + 1.645 * sigma_s) for point in still]
+    chunked = [replace(point, gap_p50_s=0.001) for point in alone]
+    crowd = [replace(point, load_value=8) for point in alone]
+    for points, expected in ((still, 0.0), (alone, sigma_s), (chunked, 0.0), (crowd, 0.0)):
+        errors = tuple(error._replace(point=point) for error, point in zip(fitted().errors, points, strict=False))
+        assert delivery_scatter_s(replace(fitted(), errors=errors)) == pytest.approx(expected, abs=1e-9)
+    quiet, noisy = fitted(), measured_with(sigma_s)
+    silent, heard = (closed_loop(each, VARIED, NO_PREFIX, 1).latencies for each in (quiet, noisy))
+    grown_s = heard["gap_p95_s"].value - heard["gap_p50_s"].value
+    assert grown_s == pytest.approx(1.645 * sigma_s, rel=0.15)
+    assert heard["gap_p50_s"].value == pytest.approx(silent["gap_p50_s"].value, rel=0.02)
+    assert heard["ttft_p95_s"] == silent["ttft_p95_s"]
+
+
+def measured_with(sigma_s: float) -> Fit:
+    """The same fit, of a server whose single user saw its tokens scattered."""
+
+    def scattered(point: Point) -> Point:
+        itl_s = point.itl_mean_s
+        assert itl_s
+        return replace(point, gap_p50_s=itl_s, gap_p95_s=itl_s + 1.645 * sigma_s)
+
+    errors = tuple(error._replace(point=scattered(error.point)) for error in fitted().errors)
+    return replace(fitted(), errors=errors)

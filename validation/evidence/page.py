@@ -69,13 +69,13 @@ about real machines.
   The engine's look-ahead and the cost of a prompt were chosen with an eye on such runs, so these rows are not
   untouched.
 - **Closed loops of vLLM.** The closed loops that the next rows are fitted to, as `predict --concurrency` predicts them,
-  percentiles included. *Other loads*: four levels of a mix are fitted, and every measurement of the levels between is
-  predicted. *More users*: the two highest levels are predicted from those below. The note has straight lines in
-  logarithms through the same figure of the fitted levels, where two of these have it: a measured p95 takes some two
+  percentiles included. *Other loads*: four levels of a mix are fitted, and every measurement of the levels between them
+  is predicted. *More users*: the two highest levels are predicted from those below. The note has straight lines in
+  logarithms through the same figure of the fitted levels, if two of these have it: a measured p95 takes some two
   hundred requests. Most of these loops had 20 to 150 requests of varying lengths, so a good part of each error is luck,
-  which the bands allow for by the number of requests. Gaps between tokens are those of the engine, scattered as much as
-  a single user saw them scattered. That, and that percentiles keep the ratio to the mean that they have in simulation,
-  was decided with these rows in view.
+  for which the bands allow by the number of requests. Gaps between tokens are those of the engine, with the scatter
+  that a single user saw. This scatter, and the rule that percentiles keep their simulated ratio to the mean, were
+  chosen with an eye on these rows.
 - **Random arrivals from closed loops.** A real vLLM 0.32 with random weights, measured on two cores by this program
   (`python -m validation.measure_vllm`; the tables are in the package), at two paces. *At the pace of GPUs*: scheduler,
   KV cache and servers are vLLM's, and each step lasts as long as the kernel timings of vLLM on H100 say. *On a CPU*:

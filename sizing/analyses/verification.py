@@ -22,7 +22,7 @@ from sizing.points import TELLING, UNTOLD, Point
 from sizing.prediction import Quantiles
 from sizing.question import Question, Setting
 from sizing.simulator import Simulated, Watch, simulate_trace
-from sizing.workload import LIMITED, METRICS, Arrivals, Limit, RequestMetric, Seconds, Tokens, Workload
+from sizing.workload import LIMITED, METRICS, Arrivals, Limit, Metric, Seconds, Tokens, Workload
 
 PERCENTILES = (50, 95)
 """What is compared of TTFT, ITL and E2E, beside what the SLA limits."""
@@ -247,15 +247,15 @@ class SimulatedMeasurement(NamedTuple):
     run: Simulated
     counts: NDArray[np.bool_]
 
-    def quantiles(self, metric: RequestMetric) -> Quantiles:
-        """Of the requests that count."""
+    def quantiles(self, metric: Metric) -> Quantiles:
+        """Of the requests that count; of gaps, those of the whole run."""
+        if metric == "gap":
+            return self.run.quantiles("gap")
         return Quantiles.of(self.run.of(metric)[self.counts])
 
     def at(self, limit: Limit) -> float:
-        """The percentile that a limit on a latency speaks of, in seconds; of gaps, that of the whole run."""
-        if limit.metric == "gap":
-            return self.run.quantiles("gap").at(limit.percentile)
-        return self.quantiles(cast(RequestMetric, limit.metric)).at(limit.percentile)
+        """The percentile that a limit on a latency speaks of, in seconds."""
+        return self.quantiles(cast(Metric, limit.metric)).at(limit.percentile)
 
 
 def measurements(

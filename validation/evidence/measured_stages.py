@@ -24,7 +24,7 @@ from numpy.random import SeedSequence
 from sizing.fitting import fit
 from sizing.points import Point, read_points
 from sizing.simulator import simulate
-from sizing.workload import Arrivals, RequestMetric, Workload
+from sizing.workload import Arrivals, Metric, Workload
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_design import on_line
 from validation.evidence.measured_tables import find_table
@@ -42,7 +42,7 @@ SIMULATED = 20_000
 class Figure(NamedTuple):
     """A metric and its percentile (None: the mean), with what its errors may be."""
 
-    metric: RequestMetric
+    metric: Metric
     percentile: int | None
     goal: Goal | None
 

@@ -38,7 +38,7 @@ from sizing.prediction import Quantiles
 from sizing.question import Question
 from sizing.queueing import predict
 from sizing.simulator import simulate
-from sizing.workload import Arrivals, Limit, Metric, Prefix, Sla, Workload
+from sizing.workload import Arrivals, Limit, Metric, Prefix, Sla, Workload, metric_name
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_silicon import four
 from validation.evidence.measured_stages import Figure
@@ -68,6 +68,8 @@ FIGURES = (
     Figure("ttft", 95, Goal(0.12)),
     Figure("itl", None, Goal(0.05)),
     Figure("e2e", 95, Goal(0.08)),
+    Figure("gap", 95, None),
+    Figure("gap", 99, None),
 )
 BANDED: tuple[tuple[Metric, int], ...] = (("ttft", 50), ("ttft", 95), ("itl", 50), ("e2e", 95))
 UNLIMITED = Sla(Limit("ttft", 95, 1e6))
@@ -249,7 +251,7 @@ def _cell(fitted: Fit, rounds: Sequence[Point]) -> Cell:
     alone_s = float(simulate(candidate.replica, workload, requests=SIMULATED).e2e_s.mean())
 
     def simulated(each: Point, sent: Sent | None) -> list[float]:
-        runs = measurements(candidate.replica, workload, each.requests or 0, alone_s, sent)
+        runs = measurements(candidate.replica, workload, each.requests or 0, alone_s, sent, token_gaps=True)
         told = [[_of(run.quantiles(figure.metric), figure) for run in runs] for figure in FIGURES]
         return [statistics.mean(map(math.log, values)) for values in told]
 
@@ -263,7 +265,7 @@ def _cell(fitted: Fit, rounds: Sequence[Point]) -> Cell:
                 bands[place].append(Banded(math.log(one.predicted_s / one.measured_s), half_width, one.verdict == "in"))
     off, luck = _over(rounds, [simulated(each, sent(each)) for each in rounds])
     of_any, _ = _over(rounds, [simulated(point, None)] * len(rounds))
-    steady = predict(candidate.replica, workload)
+    steady = predict(candidate.replica, workload, gaps=True)
     by_formula = [math.log(_of(steady.of(figure.metric), figure)) for figure in FIGURES]
     formula, _ = _over(rounds, [by_formula] * len(rounds))
     return Cell(off, luck, of_any, formula, bands)
@@ -309,7 +311,7 @@ def _rows(name: str, data: str, cases: Sequence[Case], answers: Sequence[list[Ce
     found = []
     for place, figure in enumerate(FIGURES):
         goal = figure.goal if cases[0].levels == "all" else None
-        row = row_of_errors(name, data, f"{figure.metric.upper()} {figure.statistic}", _errors(cells, place), goal)
+        row = row_of_errors(name, data, f"{metric_name(figure.metric)} {figure.statistic}", _errors(cells, place), goal)
         if not row.n:
             found.append(noted(row, "too few requests in a round for this percentile"))
             continue
@@ -323,7 +325,7 @@ def _rows(name: str, data: str, cases: Sequence[Case], answers: Sequence[list[Ce
         found[0] = noted(found[0], _repeated(cases))
     for place, (metric, percentile) in enumerate(BANDED):
         rounds = [one for cell in cells for one in cell.bands[place]]
-        what = f"{metric.upper()} p{percentile}"
+        what = f"{metric_name(metric)} p{percentile}"
         if not rounds:
             found.append(missing(f"band, {name}", data, what, "too few requests in a round for this percentile"))
             continue

@@ -5,8 +5,8 @@ Errors, and the reasons of rejections, are worded where they arise; help for a f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import isnan
 from string import Formatter
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sizing.analyses.existing import Existing
     from sizing.analyses.mixed import Mix
     from sizing.analyses.pools import Pools
-    from sizing.analyses.sensitivity import GoodputPrice, Tuned
+    from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, Tuned
     from sizing.analyses.session_plan import Seen, SessionPlan
     from sizing.analyses.traced import TracePlan
     from sizing.analyses.verification import Figure, Verification
@@ -775,6 +775,41 @@ def pools_lines(pools: Pools | Rejection, question: Question, in_one_fleet: str)
         verified = f"Verified by {pools.verified_by}, headroom kept"
         found.append(f"Both together at the planned load: {', '.join(seen)}. {verified}")
     return tuple(found)
+
+
+# --- What an answer holds beside its count
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What an answer holds beside its count, as far as it was asked for; None or empty where it was not.
+
+    Each output has a table of these fields: `PRINTED` of sizing/cli/tables.py, `KEYS` of sizing/cli/shapes.py,
+    `SECTIONS` and `REMARKS` of sizing/report/build.py, and by its JSON key `BESIDE` of api/mcp_server.py.
+    tests/sizing/test_report_beside.py finds a field that one of them lacks.
+    """
+
+    sensitivity: tuple[Sensitivity, ...] = ()
+    daily: Daily | None = None
+    tuned: Tuned | None = None
+    mix: Mix | None = None
+    verification: Verification | None = None
+    pools: Pools | Rejection | None = None
+    trace: TracePlan | None = None
+    goodput_prices: tuple[GoodputPrice, ...] = ()
+    sessions: SessionPlan | None = None
+
+
+LINES: Mapping[str, Callable[[Any, Plan], tuple[str, ...]]] = {
+    "verification": lambda found, _: (verified(found),),
+    "trace": lambda found, _: trace_lines(found),
+    "sessions": lambda found, _: sessions_lines(found),
+    "tuned": lambda found, _: (tuned_line(found),),
+    "mix": lambda found, _: (mix_line(found),),
+    "daily": lambda found, _: (daily_line(found),),
+    "pools": lambda found, plan: pools_lines(found, plan.question, gpus(plan.answer.gpus)),
+}
+"""Sentences on fields of `Extras`, without full stops at the end; the other fields are tables."""
 
 
 # --- What `fit` says beside its tables: the rule found, what binds the engine, and what the points do not tell

@@ -66,9 +66,10 @@ from sizing.plans import Candidate, Fleet, Plan, Rejection
 from sizing.points import Deployment, Point
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.report.build import Cover, refusal_of, report_of, with_goodput
+from sizing.report.build import Cover, refusal_of, report_with
 from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
+from sizing.text import Extras
 from sizing.trace import DAY_S, Trace, TraceError, merged
 from sizing.trace_files import FORMATS, read_trace_noted
 from sizing.workload import SHARES, Lengths, Prefix, Sla
@@ -784,7 +785,8 @@ def traced_file(found: TracePlan, link: str, suffix: str) -> bytes:
 def traced_report(found: TracePlan, effects: Sequence[Sensitivity], cover: Cover) -> Report:
     """The report of a trace's answer; `effects` are those of its inputs."""
     curve = load_curve(found.plan.question, found.plan.answer)
-    return report_of(found.plan, curve, effects, cover, traced=found)
+    extras = Extras(tuple(effects), verification=verification(found.plan), trace=found)
+    return report_with(found.plan, curve, extras, cover)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -886,12 +888,15 @@ def asked_beside() -> Beside:
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _answered(scenario: Scenario, digest: str, beside: Beside, _plan: Plan) -> Report:
     daily = day_of(scenario, _plan) if beside == "day" else None
-    found = sensitivities(_plan.question, _plan.answer)
-    load = curve(scenario, ANSWER, _plan.answer)
-    plan = replace(_plan, question=replace(_plan.question, peak_factor=scenario.day_peak_factor)) if daily else _plan
-    made = report_of(plan, load, found, NO_COVER, daily)
     judged = any((scenario.ttft, scenario.itl, scenario.e2e))
-    return with_goodput(made, goodput_prices_of(scenario, _plan)) if beside == "goodput" and judged else made
+    extras = Extras(
+        sensitivities(_plan.question, _plan.answer),
+        daily,
+        verification=verified(scenario, _plan),
+        goodput_prices=goodput_prices_of(scenario, _plan) if beside == "goodput" and judged else (),
+    )
+    plan = replace(_plan, question=replace(_plan.question, peak_factor=scenario.day_peak_factor)) if daily else _plan
+    return report_with(plan, curve(scenario, ANSWER, _plan.answer), extras, NO_COVER)
 
 
 def _refused(scenario: Scenario, outcome: Outcome) -> Report:

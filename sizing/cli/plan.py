@@ -43,7 +43,6 @@ from sizing.cli.options import (
 )
 from sizing.cli.shapes import Extras, extras_json
 from sizing.edge import BY_SIMULATION
-from sizing.numbers import gpus
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.question import ADMISSION, FIELDS, LENGTHS, Question
 from sizing.simulator.sessions import SESSION_ROUTINGS, SessionLatency
@@ -346,19 +345,11 @@ def replays(
 
 def report_json(plan: Plan, more: Extras) -> dict[str, Any]:
     """The plan as `python -m sizing report` reads it."""
-    from sizing.report.build import Cover, report_of, with_goodput  # only --json writes it
+    from sizing.report.build import Cover, report_with  # only --json writes it
     from sizing.report.model import as_dict
 
     curve = None if more.sessions else load_curve(plan.question, plan.answer)
-    shapes = more.daily, more.trace, more.sessions
-    found = report_of(plan, curve, more.sensitivity, Cover(now()), *shapes, beside=other_fleets(plan, more))
-    return as_dict(with_goodput(found, more.goodput_prices))
-
-
-def other_fleets(plan: Plan, more: Extras) -> tuple[str, ...]:
-    """Sentences on prefill and decode apart, and on the cheapest mix, as far as they were asked for."""
-    apart = answer.pools_lines(more.pools, plan.question, gpus(plan.answer.gpus)) if more.pools else ()
-    return (*apart, answer.mix_line(more.mix)) if more.mix else apart
+    return as_dict(report_with(plan, curve, more, Cover(now())))
 
 
 def refusal_json(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,8 @@ from sizing.analyses.closed_loop import ClosedLoop
 from sizing.analyses.daily import Daily
 from sizing.analyses.existing import Existing
 from sizing.analyses.mixed import Mix
-from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, Tuned
+from sizing.analyses.sensitivity import GoodputPrice, Tuned
 from sizing.analyses.sharing import SharedFleet, Terms
-from sizing.analyses.verification import Verification
 from sizing.deploy.settings import settings_json
 from sizing.engine import COEFFICIENTS
 from sizing.fitting import BentLaw, Distrust, Fit, PointError, Regime
@@ -22,6 +22,7 @@ from sizing.plans import Cost, Fleet, Rejection, cost_at
 from sizing.points import Point
 from sizing.prediction import Prediction
 from sizing.question import Question
+from sizing.text import Extras as Extras
 from sizing.text import cautions, fleet_json, of_all_json, rejection_json, verification_json
 from sizing.trace import dispersion
 
@@ -204,35 +205,27 @@ def shared_cost(fleet: SharedFleet, price: float) -> Cost:
 # --- What a plan may bring beside the count: sensitivities, GPUs by hour, other engine settings, a mix of GPU types
 
 
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What was asked for; None where it was not."""
-
-    sensitivity: tuple[Sensitivity, ...] = ()
-    daily: Daily | None = None
-    tuned: Tuned | None = None
-    mix: Mix | None = None
-    verification: Verification | None = None
-    pools: Pools | Rejection | None = None
-    trace: TracePlan | None = None
-    goodput_prices: tuple[GoodputPrice, ...] = ()
-    sessions: SessionPlan | None = None
+KEYS: Mapping[str, Callable[[Any, Question], dict[str, Any]]] = {
+    "sensitivity": lambda rows, _: {"sensitivity": [asdict(row) for row in rows]},
+    "daily": lambda found, _: {"daily": daily_json(found)},
+    "tuned": lambda found, question: {"tuned": tuned_json(found, question)},
+    "mix": lambda found, _: {"mix": mix_json(found)},
+    "pools": lambda found, question: {"disaggregated": pools_json(found, question)},
+    "trace": lambda found, _: {"trace": trace_json(found)},
+    "goodput_prices": lambda prices, _: {"goodput_price": [*map(goodput_price_json, prices)]},
+    "sessions": lambda found, question: _of_sessions(found, question),
+    "verification": lambda found, _: {"verification": verification_json(found)},
+}
+"""The keys of each field of `Extras`."""
 
 
 def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
-    """The keys that join those of the plan: verification, which may be null, and sensitivity, daily, tuned, mix,
-    disaggregated, trace and goodput_price, as far as they were asked for."""
-    return {
-        "verification": verification_json(extras.verification),
-        **({"sensitivity": [asdict(row) for row in extras.sensitivity]} if extras.sensitivity else {}),
-        **({"daily": daily_json(extras.daily)} if extras.daily else {}),
-        **({"tuned": tuned_json(extras.tuned, question)} if extras.tuned else {}),
-        **({"mix": mix_json(extras.mix)} if extras.mix else {}),
-        **({"disaggregated": pools_json(extras.pools, question)} if extras.pools else {}),
-        **({"trace": trace_json(extras.trace)} if extras.trace else {}),
-        **({"goodput_price": [*map(goodput_price_json, extras.goodput_prices)]} if extras.goodput_prices else {}),
-        **(_of_sessions(extras.sessions, question) if extras.sessions else {}),
-    }
+    """The keys that join those of the plan: verification, which may be null, and those of what else was asked for."""
+    found: dict[str, Any] = {"verification": None}
+    for name, keys in KEYS.items():
+        if value := getattr(extras, name):
+            found |= keys(value, question)
+    return found
 
 
 def _of_sessions(found: SessionPlan, question: Question) -> dict[str, Any]:

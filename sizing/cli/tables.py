@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import isnan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -55,43 +55,65 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
     say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
     for note in text.on_all_requests(plan.question):
         say(f"{note}.")
-    if extras.verification:
-        print_verification(extras.verification)
+    print_parts("compared", plan, extras)
     if means := text.sizing_by_means(plan):
         say(escape(means))
-    for sentence in text.trace_lines(extras.trace) if extras.trace else ():
-        say(f"{escape(sentence)}.")
-    for sentence in text.sessions_lines(extras.sessions) if extras.sessions else ():
-        say(f"{escape(sentence)}.")
+    print_parts("load", plan, extras)
     out.print(sla_table(plan.question, fleet, "over all requests replayed" if extras.trace else "at the planned load"))
-    if extras.trace:
-        if extras.trace.replayed.classes:
-            out.print(classes_table(extras.trace))
-        out.print(hours_table(extras.trace))
-    if extras.sessions:
-        out.print(session_table(extras.sessions.seen.predicted, "Turns and sessions at the planned load"))
+    print_parts("latencies", plan, extras)
     say(f"Binding limit: {escape(text.binding(fleet, extras.trace))}. {text.sensitivity(plan)}.")
-    for line in (
-        text.cost_line(plan),
-        text.energy_line(plan),
-        extras.tuned and text.tuned_line(extras.tuned),
-        extras.mix and text.mix_line(extras.mix),
-        extras.daily and text.daily_line(extras.daily),
-    ):
+    for line in (text.cost_line(plan), text.energy_line(plan)):
         if line:
             say(f"{escape(line)}.")
-    if extras.pools:
-        print_pools(extras.pools, plan.question, gpus(fleet.gpus))
+    print_parts("fleets", plan, extras)
     print_cautions(fleet.warnings)
-    if extras.sensitivity:
-        out.print(sensitivity_table(extras.sensitivity, fleet))
-    if extras.goodput_prices:
-        out.print(goodput_table(extras.goodput_prices))
-    if extras.daily:
-        out.print(daily_table(extras.daily))
+    print_parts("tables", plan, extras)
     if len(plan.fleets) > 1:
         out.print(alternatives_table(plan))
     print_rejections(plan.rejected)
+
+
+def print_parts(place: Place, plan: Plan, extras: Extras) -> None:
+    """What belongs in this place of the answer, of all that was asked for beside the count."""
+    for name, show in PRINTED[place].items():
+        if value := getattr(extras, name):
+            show(value, plan)
+
+
+def print_lines(name: str, value: Any, plan: Plan) -> None:
+    """The sentences on a field of `Extras`."""
+    for line in text.LINES[name](value, plan):
+        console().print(f"{escape(line)}.", soft_wrap=True)
+
+
+def print_trace(found: TracePlan, _: Plan) -> None:
+    """What each class saw, and the worst hours."""
+    if found.replayed.classes:
+        console().print(classes_table(found))
+    console().print(hours_table(found))
+
+
+Place = Literal["compared", "load", "latencies", "fleets", "tables"]
+PRINTED: Mapping[Place, Mapping[str, Callable[[Any, Plan], None]]] = {
+    "compared": {"verification": lambda found, _: print_verification(found)},
+    "load": {name: partial(print_lines, name) for name in ("trace", "sessions")},
+    "latencies": {
+        "trace": print_trace,
+        "sessions": lambda found, _: console().print(
+            session_table(found.seen.predicted, "Turns and sessions at the planned load")
+        ),
+    },
+    "fleets": {
+        **{name: partial(print_lines, name) for name in ("tuned", "mix", "daily")},
+        "pools": lambda found, plan: print_pools(found, plan.question, gpus(plan.answer.gpus)),
+    },
+    "tables": {
+        "sensitivity": lambda rows, plan: console().print(sensitivity_table(rows, plan.answer)),
+        "goodput_prices": lambda prices, _: console().print(goodput_table(prices)),
+        "daily": lambda found, _: console().print(daily_table(found)),
+    },
+}
+"""How each field of `Extras` is printed, by its places in the answer, top to bottom."""
 
 
 def print_pools(pools: Pools | Rejection, question: Question, in_one_fleet: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
@@ -16,7 +17,6 @@ from sizing.analyses.relax import Relaxation, Together
 from sizing.analyses.sensitivity import GoodputPrice, Sensitivity
 from sizing.analyses.session_plan import OWN, Seen, SessionLoad, SessionPlan
 from sizing.analyses.traced import TracePlan
-from sizing.analyses.verification import verification
 from sizing.catalog import CATALOG
 from sizing.edge import latency_band
 from sizing.files import resource, version
@@ -51,7 +51,7 @@ from sizing.report.model import (
 )
 from sizing.report.sections import inputs, session_inputs
 from sizing.simulator.recorded import limits_on_latencies
-from sizing.text import BATCHING, EXCLUDES, accuracy, assumptions, day_sentence, day_working, includes
+from sizing.text import BATCHING, EXCLUDES, Extras, accuracy, assumptions, day_sentence, day_working, includes
 from sizing.workload import METRICS, OF_REQUESTS, Limit, Metric
 
 # --- From the planner's values to what stands beside count and latencies: sensitivities, cost, ways out, the day
@@ -316,20 +316,38 @@ class Cover:
     link: str = ""
 
 
+SECTIONS: Mapping[str, Callable[[Any, Plan], Mapping[str, Any]]] = {
+    "sensitivity": lambda rows, plan: {"sensitivity": tuple(sensitivity_row(row, plan.answer.basis) for row in rows)},
+    "daily": lambda found, plan: {"day": day_of(plan, found)},
+    "trace": lambda found, _: {"traffic": traffic_of(found)},
+    "goodput_prices": lambda prices, _: {"goodput": tuple(map(goodput_row, prices))},
+    "sessions": lambda found, _: {"sessions": talks_of(found)},
+}
+"""What of a `Report` each of these fields of `Extras` fills."""
+REMARKS = ("verification", "pools", "mix", "tuned")
+"""Fields of `Extras` that are told in remarks."""
+
+
 def report_of(
     plan: Plan,
     curve: LoadCurve | None,
     sensitivity: Sequence[Sensitivity],
     cover: Cover,
     daily: Daily | None = None,
-    traced: TracePlan | None = None,
     sessions: SessionPlan | None = None,
-    beside: Sequence[str] = (),
 ) -> Report:
-    """The report of a plan. `curve`, `sensitivity` and `daily` are of its answer; without a `daily` there is no section
-    on the day, without `traced` or `sessions`, whose plan it then is, none on the trace or on sessions, whose latencies
-    no formula draws: `curve` is then None. `beside`: sentences on other fleets that were asked for."""
-    question, fleet, load = plan.question, plan.answer, sessions.load if sessions else None
+    """The report of a plan with no more beside its count than these."""
+    return report_with(plan, curve, Extras(tuple(sensitivity), daily, sessions=sessions), cover)
+
+
+def report_with(plan: Plan, curve: LoadCurve | None, extras: Extras, cover: Cover) -> Report:
+    """The report of a plan. `curve` and `extras` are of its answer; the plan is that of `extras.trace` or of
+    `extras.sessions` where there is one. No formula draws latencies of sessions: `curve` is then None."""
+    question, fleet, sessions, replayed = plan.question, plan.answer, extras.sessions, extras.trace is not None
+    load, sections = sessions.load if sessions else None, dict[str, Any]()
+    for name, fill in SECTIONS.items():
+        if value := getattr(extras, name):
+            sections |= fill(value, plan)
     return Report(
         title=cover.title or usual_title(question, load),
         author=cover.author,
@@ -341,32 +359,22 @@ def report_of(
         sentence=answer.sentence(plan),
         reason="",
         working=answer.working(plan),
-        inputs=asked_of(question, load, traced is not None),
+        inputs=asked_of(question, load, replayed),
         limits=session_limit_rows(question, fleet) if sessions else limit_rows(question, fleet),
         curves=load_curves(question, fleet, curve) if curve else None,
         configurations=tuple(configuration(question, each) for each in plan.fleets[:MOST_ROWS]),
         left_out=tuple(map(left_out, plan.rejected[:MOST_ROWS])),
-        sensitivity=tuple(sensitivity_row(row, fleet.basis) for row in sensitivity),
         cost=cost_rows(question, fleet),
-        remarks=(*remarks(plan, traced), *as_sentences(beside)),
+        remarks=remarks(plan, extras),
         warnings=tuple(answer.cautions(fleet.warnings)),
         includes=tuple(includes(question, fleet)),
         excludes=EXCLUDES,
-        assumptions=tuple(
-            answer.session_assumptions(sessions) if sessions else assumptions(question, fleet, traced is not None)
-        ),
+        assumptions=tuple(answer.session_assumptions(sessions) if sessions else assumptions(question, fleet, replayed)),
         sources=tuple(source_of(each) for each in plan.fleets[:MOST_ROWS]),
         accuracy=accuracy(fleet),
         evidence=evidence(),
-        day=day_of(plan, daily) if daily else None,
-        traffic=traffic_of(traced) if traced else None,
-        sessions=talks_of(sessions) if sessions else None,
+        **sections,
     )
-
-
-def with_goodput(report: Report, prices: Sequence[GoodputPrice]) -> Report:
-    """The report with a section on what the last per cent of the requests costs."""
-    return replace(report, goodput=tuple(map(goodput_row, prices)))
 
 
 def goodput_row(price: GoodputPrice) -> model.GoodputRow:
@@ -428,13 +436,14 @@ def usual_title(question: Question, load: SessionLoad | None = None) -> str:
     return f"GPUs for {question.model} at {significant(question.workload.rate_per_s)} requests/s"
 
 
-def remarks(plan: Plan, traced: TracePlan | None) -> tuple[str, ...]:
-    """What binds, what the server showed, the band and why it is wide, higher loads, the peak, the price, the means."""
+def remarks(plan: Plan, extras: Extras) -> tuple[str, ...]:
+    """What binds, what the server showed, the band and why it is wide, higher loads, the peak, the price, the means,
+    then other fleets and engine settings."""
     fleet = plan.answer
-    shown = verification(plan)
+    told = {name: answer.LINES[name](value, plan) for name in REMARKS if (value := getattr(extras, name))}
     lines = (
-        f"Bound by {answer.binding(fleet, traced)}",
-        answer.verified(shown) if shown else None,
+        f"Bound by {answer.binding(fleet, extras.trace)}",
+        *told.pop("verification", ()),
         answer.band(fleet),
         answer.why_wide(fleet),
         answer.sensitivity(plan),
@@ -442,12 +451,8 @@ def remarks(plan: Plan, traced: TracePlan | None) -> tuple[str, ...]:
         answer.peak(plan.question),
         answer.cost_line(plan),
         answer.sizing_by_means(plan),
+        *(line for others in told.values() for line in others),
     )
-    return as_sentences(lines)
-
-
-def as_sentences(lines: Iterable[str | None]) -> tuple[str, ...]:
-    """The lines that say something, each with a full stop."""
     return tuple(f"{line.rstrip('.')}." for line in lines if line)
 
 

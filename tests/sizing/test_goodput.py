@@ -27,7 +27,7 @@ from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.prediction import Joint, Quantiles, used_up
 from sizing.question import Question, Setting
 from sizing.queueing import predict, stable_rate_per_s
-from sizing.report.build import Cover, report_of, with_goodput
+from sizing.report.build import Cover, report_of, report_with
 from sizing.report.model import Report, as_dict, as_json
 from sizing.report.sections import cards
 from sizing.report.tables import number_of
@@ -35,7 +35,7 @@ from sizing.report.write import render
 from sizing.simulator import simulate
 from sizing.simulator.recorded import replay
 from sizing.simulator.state import REJECTED, SERVED, TIMED_OUT
-from sizing.text import GOODPUT_PRICE, against, binding, on_all_requests, question_json
+from sizing.text import GOODPUT_PRICE, Extras, against, binding, on_all_requests, question_json
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, candidate, question
 from tests.sizing.replica_runs import NOTHING
@@ -384,7 +384,9 @@ def test_every_format_of_a_report_has_the_price_and_none_had_it_unasked() -> Non
     plain = report_of(plan, load_curve(one, plan.answer), (), Cover("2026-01-01T00:00:00+00:00"))
     assert "goodput" not in as_dict(plain)
     prices = goodput_prices(one, plan.answer.candidate, (90.0, 99.0))
-    found = with_goodput(plain, prices)
+    found = report_with(
+        plan, load_curve(one, plan.answer), Extras(goodput_prices=prices), Cover("2026-01-01T00:00:00+00:00")
+    )
     assert Report.from_json(as_json(found)) == found
     assert [row.metric for row in found.limits] == ["goodput"] and found.limits[0].predicted.unit == "share"
     assert [row.gpus.value for row in found.goodput] == [price.fleet and price.fleet.gpus for price in prices]

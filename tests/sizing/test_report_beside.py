@@ -1,4 +1,4 @@
-"""What stands beside count and latencies: ways out of an SLA that nothing meets, and GPUs over a day."""
+"""What stands beside count and latencies: every part in every output, ways out of an SLA, and GPUs over a day."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from functools import partial
 
 import pytest
 
+from api.mcp_server import BESIDE
+from sizing.cli.shapes import KEYS
+from sizing.cli.tables import PRINTED
 from sizing.numbers import milliseconds, significant
-from sizing.report.build import loosened
+from sizing.report.build import REMARKS, SECTIONS, loosened
 from sizing.report.model import SCHEMA, Report, ReportError, as_dict, as_json
 from sizing.report.write import WRITERS, render
+from sizing.text import LINES, Extras
 from tests.sizing.report_cases import (
     QUESTION,
     RATES,
@@ -30,6 +34,41 @@ from tests.sizing.report_cases import (
     squeezed,
     ways,
 )
+from ui import answers
+from ui.views import answer, compare, sessions, traced
+
+FIELDS = {field.name for field in dataclasses.fields(Extras)}
+ON_PAGES: dict[str, Callable[..., object]] = {
+    "sensitivity": answers.report,
+    "daily": traced.show_day,
+    "verification": answer.show_plan,
+    "pools": compare.draw_pools,
+    "trace": traced.show_replayed,
+    "goodput_prices": answer.show_prices,
+    "sessions": sessions.show_sessions,
+}
+NOT_ON_PAGES = {"tuned", "mix"}
+"""What no page asks: a search of minutes, and prices and stocks of every GPU, for which the form has no fields."""
+RENAMED = {"pools": "disaggregated", "goodput_prices": "goodput_price"}
+"""JSON keys of parts that are called otherwise: a contract."""
+NOT_BESIDE = {
+    "trace": "its requests are in a file, which a program cannot send",
+    "sensitivity": "the tool `explain` tells it",
+}
+"""JSON keys that are not told beside the count by MCP, and why."""
+
+
+def test_every_output_tells_every_part_of_an_answer() -> None:
+    assert {name for place in PRINTED.values() for name in place} == FIELDS
+    assert KEYS.keys() == FIELDS
+    assert {*SECTIONS, *REMARKS} == FIELDS and not {*SECTIONS} & {*REMARKS}
+    assert {*REMARKS} <= LINES.keys() <= FIELDS
+    assert not ON_PAGES.keys() & NOT_ON_PAGES and ON_PAGES.keys() | NOT_ON_PAGES == FIELDS
+
+
+def test_mcp_tells_every_json_key_that_a_part_adds() -> None:
+    keys = {RENAMED.get(name, name) for name in FIELDS}
+    assert keys - NOT_BESIDE.keys() == BESIDE.keys() - {"workloads"}  # of a fleet that several share
 
 
 def test_the_smallest_relaxation_is_the_planner_s_in_all_four() -> None:

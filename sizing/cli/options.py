@@ -314,8 +314,14 @@ def choice_of(given: dict[str, Any]) -> Choice:
 
 
 def points_of(given: dict[str, Any]) -> list[Point]:
-    """The measured points of the file that --points names, as one replica saw them; none without it."""
+    """The measured points of the file that --points names, as one replica saw them; none without it.
+
+    Raises ScenarioError for --points-replicas and --protocol without the file that they speak of.
+    """
     if not given["points"]:
+        said = {"--points-replicas": given["points_replicas"] != REPLICAS["default"], "--protocol": given["protocol"]}
+        for option in (name for name, is_given in said.items() if is_given):
+            raise ScenarioError(f"{option} goes with --points")
         return []
     return read_points(given["points"], replicas=given["points_replicas"])
 

@@ -105,6 +105,8 @@ def test_an_sla_that_cannot_be_met_prints_no_count(capsys: pytest.CaptureFixture
         (replaced(correlation="3"), "correlation"),
         (replaced(isl="50000"), "40,960"),
         (["capacity", "--gpus", "0"], "--gpus"),
+        (replaced(protocol="burst"), "--protocol goes with --points"),
+        (replaced(**{"points-replicas": "2"}), "--points-replicas goes with --points"),
     ],
 )
 def test_each_mistake_is_one_line_and_exit_2(

@@ -300,14 +300,29 @@ def test_the_summary_of_the_evidence_says_what_the_table_says() -> None:
     means, replicas = "largest rate, rule of means", rows["replicas, planned with the true law", "count of replicas"][9]
     paced = {metric: rows[vllm, metric][4] for metric in ("ITL mean", "E2E p95", "TTFT p50", "TTFT p95")}
     sla = "requests/s under the SLA"
+    loops = [rows["closed loops of vLLM, other loads", of][4] for of in (rate, "TTFT p95", "E2E p95", "gap p95")]
+    kinds_estimated = ("dense servers", "mixtures on Hopper", "mixtures on Blackwell")
+    estimated = {
+        metric: [rows[f"estimates, {kind}, model and GPU left out", metric] for kind in kinds_estimated]
+        for metric in (itl, ttft)
+    }
+    estimates = {metric: [row[4].removesuffix(" %") for row in found] for metric, found in estimated.items()}
+    kernels = {
+        metric: [row[9].split("; own kernels ")[1].split(" %")[0] for row in found]
+        for metric, found in estimated.items()
+    }
     for sentence in (
+        "mean ITL is off by {} % (dense), {} % (MoE on Hopper) and {} % (MoE on Blackwell) in the median, mean TTFT by "
+        "{}, {} and {} %.".format(*estimates[itl], *estimates[ttft]),
+        "off by {}, {} and {} % in ITL and by {}, {} and {} % in TTFT.".format(*kernels[itl], *kernels[ttft]),
+        "requests/s are off by {}, p95 TTFT by {}, p95 E2E by {}, p95 of the gaps between tokens by {}".format(*loops),
         f"requests/s are off by {off('other loads', rate)}, mean ITL by {off('other loads', itl)}, "
         f"mean TTFT by {off('other loads', ttft)} in the median, where straight lines in logarithms have "
         f"{lines_off(rate)}, {lines_off(itl)}, {lines_off(ttft)}.",
         f"requests/s are off by {off('other lengths', rate)}, mean ITL by {off('other lengths', itl)}, "
         f"mean TTFT by {off('other lengths', ttft)}.",
         f"hold {held(kinds[0], 'other loads')} of the figures of dense servers between loads and "
-        f"{held(kinds[0], 'other lengths')} at other lengths, of mixtures {held(kinds[1], 'other loads')} and "
+        f"{held(kinds[0], 'other lengths')} at other lengths, of MoE models {held(kinds[1], 'other loads')} and "
         f"{held(kinds[1], 'other lengths')}.",
         f"mean ITL {paced['ITL mean']}, p95 E2E {paced['E2E p95']}, TTFT {paced['TTFT p50']} (p50) and "
         f"{paced['TTFT p95']} (p95) in the median",

@@ -119,8 +119,7 @@ class _Shown(NamedTuple):
 def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float) -> dict[str, _Shown]:
     """What an engine shows of a point, by the names of the points table.
 
-    The luck of a percentile: how far those lie apart that are a standard error of the rank to its sides. Gaps of one
-    iteration are one, whoever sees them.
+    The luck of a percentile: how far those lie apart that are a standard error of the rank to its sides.
     """
     requests, several = replay.measured(engine)[0], round(point.osl) > 1
     ttft_s = requests["first_token_s"] - requests["arrival_s"] + requests["outside_s"]
@@ -141,12 +140,18 @@ def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float) -> d
             values = np.percentile(sample, _ranks(p, sent))
             found[f"{metric}_p{p}_s"] = _of_percentile(metric, values, mean_s, of_mean)
     if several:
-        steps = max(1.0, sent * (point.osl - 1) / min(concurrency(point), engine.batching.max_batch_size))
+        steps = iterations_seen(point, engine)
         gaps_s = replay.gap_quantiles_s(engine, GAP_RANKS)[0][:, None]
         delivered_s = np.maximum(gaps_s + scatter_s * SCATTER if scatter_s else gaps_s, TINY_S)
         for p in GAP_PERCENTILES:
             found[f"gap_p{p}_s"] = _of_percentile("gap", np.percentile(delivered_s, _ranks(p, steps)), itl_mean_s, 0.0)
     return found
+
+
+def iterations_seen(point: Point, engine: Replica) -> float:
+    """Iterations that bring the tokens of a closed loop's requests: the gaps of one are one, whoever sees them."""
+    requests = point.requests or 10 * concurrency(point)
+    return max(1.0, requests * (point.osl - 1) / min(concurrency(point), engine.batching.max_batch_size))
 
 
 def delivery_scatter_s(fitted: Fit) -> float:

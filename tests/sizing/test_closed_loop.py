@@ -9,7 +9,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from sizing.analyses.closed_loop import PERCENTILES, ClosedLoop, closed_loop, delivery_scatter_s
+from sizing.analyses.closed_loop import (
+    PERCENTILES,
+    Banded,
+    ClosedLoop,
+    closed_loop,
+    delivery_scatter_s,
+    iterations_seen,
+    point_at,
+)
 from sizing.analyses.next_level import Option
 from sizing.fitting import Fit, fit
 from sizing.fitting.levels import luck_of_lengths
@@ -60,6 +68,35 @@ def test_percentiles_rise_and_means_obey_little() -> None:
         assert values == sorted(values) and values[0] < values[-1]
     in_flight = found.requests_per_s.value * found.latencies["e2e_mean_s"].value
     assert in_flight == pytest.approx(24, rel=0.03)
+
+
+def relative_error(found: Banded) -> float:
+    return math.log(found.high / found.value) / 1.645
+
+
+def test_bands_of_e2e_are_those_of_requests_and_gaps_allow_for_the_law() -> None:
+    """By Little's law an error of the one is an error of the other; gaps have an error of the law of their own."""
+    found = loop(24)
+    of_rate = relative_error(found.requests_per_s)
+    assert relative_error(found.latencies["e2e_mean_s"]) == pytest.approx(of_rate, rel=0.05)
+    bent = tuple(replace(one, law_error=one.law_error._replace(gap=0.3)) for one in fitted().bent)
+    assert [one.law_error.gap for one in fitted().bent] == [0.0]
+    rough = replace(fitted(), bent=bent)
+    wide = closed_loop(rough, VARIED, NO_PREFIX, 24).latencies
+    for name in ("gap_p50_s", "gap_p95_s", "itl_p95_s"):
+        more = relative_error(wide[name]) ** 2 - relative_error(found.latencies[name]) ** 2
+        assert more == pytest.approx(0.09 if name.startswith("gap") else 0.0, abs=1e-9)
+
+
+def test_gaps_of_one_iteration_are_one_whoever_sees_them() -> None:
+    """As many iterations say as much of the gaps, be they of 8 users or of 32: 4 times the requests are 4 times the
+    users."""
+    engine = fitted().engine
+    counted = []
+    for users, requests in ((8, 80), (32, 320)):
+        point = replace(point_at(fitted(), VARIED, NO_PREFIX, users), requests=requests)
+        counted.append(iterations_seen(point, engine))
+    assert counted[0] == counted[1] == pytest.approx(10 * 199)
 
 
 def test_two_replicas_show_the_latencies_of_one_and_twice_its_requests() -> None:
@@ -116,6 +153,8 @@ def test_rows_judge_percentiles_beside_lines() -> None:
     assert found["E2E p95clos"].holds and found["E2E p95clos"].median == pytest.approx(0.02)
     assert "interpolation 20.0 % / 20.0 %" in found["E2E p95clos"].note
     assert "interpolation" not in found["TTFT p95clos"].note
+    assert "> 5 % optimistic in 100.0 %" in found["TTFT p95clos"].note, "shorter times than measured are promises"
+    assert "> 5 % optimistic in 0.0 %" in found["E2E p95clos"].note
     assert "covers 100.0 %" in found["E2E p95band"].note and "covers 0.0 %" in found["TTFT p95band"].note
     worse = [{"e2e_p95_s": off(0.3, 0.2)} for _ in range(30)]
     assert rows([case], [worse])[0].holds is False

@@ -50,13 +50,14 @@ from sizing.analyses.next_level import planned, usable
 from sizing.analyses.verification import Sent, Verification, compared, verification, void_because
 from sizing.cli.options import field_options, margin_options, options, shape_option, sla_options, take_shape, write_json
 from sizing.cli.plan import report_json, show
-from sizing.cli.shapes import Extras, extras_json
+from sizing.cli.shapes import extras_json
 from sizing.errors import SizingError, first_fault
 from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
 from sizing.numbers import percent
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Deployment, Point
 from sizing.question import Question
+from sizing.text import Extras
 
 EXAMPLES = """\b
 Examples:

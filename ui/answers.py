@@ -66,7 +66,7 @@ from sizing.plans import Candidate, Fleet, Plan, Rejection
 from sizing.points import Deployment, Point
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.report.build import Cover, refusal_of, report_with
+from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
 from sizing.text import Extras
@@ -786,7 +786,7 @@ def traced_report(found: TracePlan, effects: Sequence[Sensitivity], cover: Cover
     """The report of a trace's answer; `effects` are those of its inputs."""
     curve = load_curve(found.plan.question, found.plan.answer)
     extras = Extras(tuple(effects), verification=verification(found.plan), trace=found)
-    return report_with(found.plan, curve, extras, cover)
+    return report_of(found.plan, curve, extras, cover)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -896,7 +896,7 @@ def _answered(scenario: Scenario, digest: str, beside: Beside, _plan: Plan) -> R
         goodput_prices=goodput_prices_of(scenario, _plan) if beside == "goodput" and judged else (),
     )
     plan = replace(_plan, question=replace(_plan.question, peak_factor=scenario.day_peak_factor)) if daily else _plan
-    return report_with(plan, curve(scenario, ANSWER, _plan.answer), extras, NO_COVER)
+    return report_of(plan, curve(scenario, ANSWER, _plan.answer), extras, NO_COVER)
 
 
 def _refused(scenario: Scenario, outcome: Outcome) -> Report:

@@ -14,7 +14,7 @@ from scipy.special import ndtri
 from sizing.edge import Z90
 from sizing.engine import Replica
 from sizing.fitting import Fit
-from sizing.fitting.levels import between, concurrency, levels_at, luck_of_lengths, point_runs
+from sizing.fitting.levels import between, concurrency, levels_at, luck_of_lengths, point_runs, requests_of
 from sizing.numbers import Floats
 from sizing.plans import Basis
 from sizing.points import Point
@@ -26,10 +26,11 @@ ENOUGH, MOST_RUNS = 10_000, 200
 PERCENTILES = (50, 90, 95, 99)
 GAP_PERCENTILES = (50, 95, 99)
 GAP_RANKS = tuple((np.arange(2000) + 0.5) / 20)
-"""Percentiles that stand for all gaps of a loop, and `SCATTER`, quantiles of a standard normal law for what their
-delivery adds."""
+"""Percentiles that stand for all gaps of a loop."""
 SCATTER = ndtri((np.arange(40) + 0.5) / 40)
-TINY_S = 1e-6
+"""Quantiles of a standard normal law, for what delivery adds to a gap."""
+LEAST_GAP_S = 1e-6
+"""Tokens delivered together are so far apart: a band needs a logarithm."""
 NEAR_MEAN = 0.05
 """Gaps of a single user whose median is as near to the mean ITL come one by one."""
 
@@ -72,7 +73,7 @@ def closed_loop(
     requests. Raises ScenarioError for requests that the KV cache cannot hold.
     """
     each = max(1, round(users / replicas))
-    point = replace(point_at(fitted, lengths, prefix, each), requests=requests or 10 * each)
+    point = replace(point_at(fitted, lengths, prefix, each), requests=requests)
     rate_per_s, ttft_s, itl_s = fitted.means([point])[0, :3].tolist()
     of_rate, of_ttft, of_itl = fitted.mean_sigmas([point])[0].tolist()
     itl_s = itl_s if round(lengths.osl) > 1 else 0.0
@@ -128,7 +129,7 @@ def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float) -> d
     itl_s = (requests["done_s"] - requests["first_token_s"])[longer] / (requests["osl"][longer] - 1)
     ttft_mean_s, itl_mean_s = float(ttft_s.mean()), float(itl_s.mean()) if several else 0.0
     of_rate, of_ttft, _ = luck_of_lengths(point)
-    sent = point.requests or 1
+    sent = requests_of(point)
     samples: dict[Metric, tuple[Floats, float, float]] = {"ttft": (ttft_s, ttft_mean_s, of_ttft)}
     if several:
         samples["itl"] = itl_s, itl_mean_s, 0.0
@@ -142,7 +143,7 @@ def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float) -> d
     if several:
         steps = iterations_seen(point, engine)
         gaps_s = replay.gap_quantiles_s(engine, GAP_RANKS)[0][:, None]
-        delivered_s = np.maximum(gaps_s + scatter_s * SCATTER if scatter_s else gaps_s, TINY_S)
+        delivered_s = np.maximum(gaps_s + scatter_s * SCATTER if scatter_s else gaps_s, LEAST_GAP_S)
         for p in GAP_PERCENTILES:
             found[f"gap_p{p}_s"] = _of_percentile("gap", np.percentile(delivered_s, _ranks(p, steps)), itl_mean_s, 0.0)
     return found
@@ -150,8 +151,7 @@ def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float) -> d
 
 def iterations_seen(point: Point, engine: Replica) -> float:
     """Iterations that bring the tokens of a closed loop's requests: the gaps of one are one, whoever sees them."""
-    requests = point.requests or 10 * concurrency(point)
-    return max(1.0, requests * (point.osl - 1) / min(concurrency(point), engine.batching.max_batch_size))
+    return max(1.0, requests_of(point) * (point.osl - 1) / min(concurrency(point), engine.batching.max_batch_size))
 
 
 def delivery_scatter_s(fitted: Fit) -> float:

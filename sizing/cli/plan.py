@@ -41,12 +41,12 @@ from sizing.cli.options import (
     time_limit,
     write_json,
 )
-from sizing.cli.shapes import Extras, extras_json
+from sizing.cli.shapes import extras_json
 from sizing.edge import BY_SIMULATION
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.question import ADMISSION, FIELDS, LENGTHS, Question
 from sizing.simulator.sessions import SESSION_ROUTINGS, SessionLatency
-from sizing.text import rejection_json
+from sizing.text import Extras, rejection_json
 from sizing.workload import METRICS, Limit, Sla
 
 if TYPE_CHECKING:
@@ -345,11 +345,11 @@ def replays(
 
 def report_json(plan: Plan, more: Extras) -> dict[str, Any]:
     """The plan as `python -m sizing report` reads it."""
-    from sizing.report.build import Cover, report_with  # only --json writes it
+    from sizing.report.build import Cover, report_of  # only --json writes it
     from sizing.report.model import as_dict
 
     curve = None if more.sessions else load_curve(plan.question, plan.answer)
-    return as_dict(report_with(plan, curve, more, Cover(now())))
+    return as_dict(report_of(plan, curve, more, Cover(now())))
 
 
 def refusal_json(

@@ -22,8 +22,7 @@ from sizing.plans import Cost, Fleet, Rejection, cost_at
 from sizing.points import Point
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.text import Extras as Extras
-from sizing.text import cautions, fleet_json, of_all_json, rejection_json, verification_json
+from sizing.text import Extras, cautions, fleet_json, of_all_json, rejection_json, verification_json
 from sizing.trace import dispersion
 
 if TYPE_CHECKING:

@@ -19,12 +19,13 @@ from sizing.analyses.pools import Pools
 from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, Unit
 from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
-from sizing.cli.shapes import Extras, shared_cost
+from sizing.cli.shapes import shared_cost
 from sizing.fitting import Fit
 from sizing.numbers import gpus, milliseconds, percent, significant
 from sizing.plans import Fleet, Plan, Rejection
 from sizing.prediction import Caution, Prediction, Quantiles
 from sizing.question import Question
+from sizing.text import Extras
 from sizing.workload import METRICS, metric_name, of_requests
 
 if TYPE_CHECKING:

@@ -120,7 +120,7 @@ def _closed_runs(
 def _closed_lengths(point: Point, effort: Effort, rng: np.random.Generator, whole: bool) -> tuple[Tokens, Tokens]:
     """Lengths of as many rounds as the effort allows; of as many as were measured where the start counts."""
     users = concurrency(point)
-    asked = max(1, round((point.requests or 10 * users) / users)) if whole else 0
+    asked = max(1, round(requests_of(point) / users)) if whole else 0
     asked = min(asked, max(FEWEST_ROUNDS, MOST_CLOSED_REQUESTS // users))
     if point.lengths.fixed:
         rounds = asked or max(effort.rounds, -(-2 * effort.rounds // users))
@@ -427,12 +427,14 @@ def granted(point: Point, batching: Batching, ttft_sigma: float = UNTOLD.ttft_si
     return math.hypot(RATE_SIGMA, of_rate), math.hypot(ttft, of_ttft), ITL_SIGMA
 
 
-def luck_of_lengths(point: Point) -> tuple[float, float, float]:
-    """Relative errors of requests/s, mean TTFT and ITL of a closed-loop point by the lengths that happened to be sent.
+def requests_of(point: Point) -> int:
+    """Requests that a closed-loop point counts; ten a user where it does not tell."""
+    return point.requests or 10 * concurrency(point)
 
-    Where the point does not tell its requests, ten per user are assumed.
-    """
-    root = math.sqrt(point.requests or 10 * concurrency(point))
+
+def luck_of_lengths(point: Point) -> tuple[float, float, float]:
+    """Relative errors of requests/s, mean TTFT and ITL of a closed-loop point by the luck of the lengths sent."""
+    root = math.sqrt(requests_of(point))
     return point.osl_cv / root, point.isl_cv / root, 0.0
 
 

@@ -328,19 +328,7 @@ REMARKS = ("verification", "pools", "mix", "tuned")
 """Fields of `Extras` that are told in remarks."""
 
 
-def report_of(
-    plan: Plan,
-    curve: LoadCurve | None,
-    sensitivity: Sequence[Sensitivity],
-    cover: Cover,
-    daily: Daily | None = None,
-    sessions: SessionPlan | None = None,
-) -> Report:
-    """The report of a plan with no more beside its count than these."""
-    return report_with(plan, curve, Extras(tuple(sensitivity), daily, sessions=sessions), cover)
-
-
-def report_with(plan: Plan, curve: LoadCurve | None, extras: Extras, cover: Cover) -> Report:
+def report_of(plan: Plan, curve: LoadCurve | None, extras: Extras, cover: Cover) -> Report:
     """The report of a plan. `curve` and `extras` are of its answer; the plan is that of `extras.trace` or of
     `extras.sessions` where there is one. No formula draws latencies of sessions: `curve` is then None."""
     question, fleet, sessions, replayed = plan.question, plan.answer, extras.sessions, extras.trace is not None

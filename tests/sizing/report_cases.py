@@ -21,6 +21,7 @@ from sizing.plans import Candidate, Plan, Rejection
 from sizing.question import Question
 from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report
+from sizing.text import Extras
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
@@ -57,7 +58,7 @@ def plan() -> Plan:
 def report() -> Report:
     found = plan()
     fleet = found.answer
-    return report_of(found, load_curve(QUESTION, fleet), sensitivities(QUESTION, fleet), COVER)
+    return report_of(found, load_curve(QUESTION, fleet), Extras(sensitivities(QUESTION, fleet)), COVER)
 
 
 RATES = tuple(40.0 * share / 24 for share in range(1, 25))
@@ -72,7 +73,7 @@ def daily() -> Daily:
 @cache
 def day_report() -> Report:
     found = plan()
-    return report_of(found, load_curve(QUESTION, found.answer), (), COVER, daily=daily())
+    return report_of(found, load_curve(QUESTION, found.answer), Extras(daily=daily()), COVER)
 
 
 STRICT = dataclasses.replace(QUESTION, sla=Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, 0.003)))

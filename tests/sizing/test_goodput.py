@@ -27,7 +27,7 @@ from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.prediction import Joint, Quantiles, used_up
 from sizing.question import Question, Setting
 from sizing.queueing import predict, stable_rate_per_s
-from sizing.report.build import Cover, report_of, report_with
+from sizing.report.build import Cover, report_of
 from sizing.report.model import Report, as_dict, as_json
 from sizing.report.sections import cards
 from sizing.report.tables import number_of
@@ -381,10 +381,10 @@ def test_a_fleet_of_goodput_stands_in_a_plan_as_any_other() -> None:
 def test_every_format_of_a_report_has_the_price_and_none_had_it_unasked() -> None:
     one = question(sla=joint(99, "ttft", "itl"))
     plan = planner.plan(one, [candidate()])
-    plain = report_of(plan, load_curve(one, plan.answer), (), Cover("2026-01-01T00:00:00+00:00"))
+    plain = report_of(plan, load_curve(one, plan.answer), Extras(), Cover("2026-01-01T00:00:00+00:00"))
     assert "goodput" not in as_dict(plain)
     prices = goodput_prices(one, plan.answer.candidate, (90.0, 99.0))
-    found = report_with(
+    found = report_of(
         plan, load_curve(one, plan.answer), Extras(goodput_prices=prices), Cover("2026-01-01T00:00:00+00:00")
     )
     assert Report.from_json(as_json(found)) == found
@@ -399,7 +399,7 @@ def test_a_report_does_not_tell_the_use_of_the_limits_as_the_share_of_requests_t
     one = question(sla=joint(99, "ttft", "itl"))
     plan = planner.plan(one, [candidate()])
     used = plan.answer.predicted.value_s(one.sla.limits[0])
-    found = report_of(plan, None, (), Cover("2026-01-01T00:00:00+00:00"))
+    found = report_of(plan, None, Extras(), Cover("2026-01-01T00:00:00+00:00"))
     name, said = "limits used at 99 % goodput", number_of(found.limits[0].predicted)
     assert said == f"{significant(100 * used)} %"
     rows = {row[0]: row for row in Page(render(found, "html").decode()).table("Limit")}
@@ -414,7 +414,7 @@ def test_a_share_of_rejected_requests_has_no_band() -> None:
     """The formula, from which bands are, takes all requests as admitted."""
     load = Workload(LENGTHS, 5.0, queue_limit=4)
     one = Question("m", load, Sla(Limit("ttft", 95, 2.0), Limit.rejected(0.5)), headroom=0.0)
-    found = report_of(planner.plan(one, [candidate()]), None, (), Cover("2026-01-01T00:00:00+00:00"))
+    found = report_of(planner.plan(one, [candidate()]), None, Extras(), Cover("2026-01-01T00:00:00+00:00"))
     ttft, rejected = found.limits
     assert None not in (ttft.low.value, ttft.high.value)
     assert rejected.predicted.value is not None and (rejected.low.value, rejected.high.value) == (None, None)

@@ -42,6 +42,7 @@ from sizing.report.model import (
 )
 from sizing.report.sections import scenario_toml
 from sizing.report.write import file_name
+from sizing.text import Extras
 from sizing.workload import Limit
 from tests.sizing.report_cases import CANDIDATES, COVER, QUESTION, RATES, REJECTED, daily, plan, refusal, report
 
@@ -199,7 +200,7 @@ def test_the_question_s_digest_is_of_what_was_asked_alone() -> None:
 
 def test_another_choice_day_or_limit_of_a_class_is_another_question() -> None:
     def compared(candidates: Sequence[Candidate], hours: Daily | None = None) -> Report:
-        return report_of(planner.plan(QUESTION, candidates, [REJECTED]), None, (), Cover(""), hours)
+        return report_of(planner.plan(QUESTION, candidates, [REJECTED]), None, Extras(daily=hours), Cover(""))
 
     def within(limit_s: float) -> Report:
         share, seconds = Quantity(1.0, "share", "estimated"), Quantity(0.2, "s", "estimated")

@@ -12,14 +12,14 @@ import pandas as pd
 import streamlit as st
 
 from sizing.analyses.session_plan import OF_METRIC, Seen, SessionLimit, SessionLoad, SessionPlan, within_context
-from sizing.cli.shapes import Extras, extras_json, finite_only
+from sizing.cli.shapes import extras_json, finite_only
 from sizing.errors import SizingError
 from sizing.numbers import milliseconds, percent, significant
 from sizing.question import VARIATION, Range
 from sizing.report.build import report_of
 from sizing.report.model import as_dict
 from sizing.simulator.sessions import SESSION_ROUTINGS, SessionLatency
-from sizing.text import SESSION_ROUTING, as_json, sessions_lines
+from sizing.text import SESSION_ROUTING, Extras, as_json, sessions_lines
 from sizing.workload import PERCENTILES, Sessions
 from ui import answers
 from ui.charts.traced import hit_rate_over_load, later_ttft_over_load
@@ -270,7 +270,7 @@ def export_sessions(query: Mapping[str, str], found: SessionPlan | None) -> None
 
 def json_of(found: SessionPlan) -> bytes:
     """The plan with every load and routing, and its report, as the command line writes it."""
-    report = as_dict(report_of(found.plan, None, (), answers.NO_COVER, sessions=found))
+    report = as_dict(report_of(found.plan, None, Extras(sessions=found), answers.NO_COVER))
     whole = {**as_json(found.plan), **extras_json(Extras(sessions=found), found.plan.question), "report": report}
     return json.dumps(finite_only(whole), indent=2).encode()
 

@@ -22,14 +22,14 @@ from sizing.analyses.daily import HOURS, Daily
 from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.analyses.verification import verification
-from sizing.cli.shapes import Extras, extras_json, finite_only
+from sizing.cli.shapes import extras_json, finite_only
 from sizing.numbers import milliseconds, percent, significant
 from sizing.plans import Plan
 from sizing.question import Range
 from sizing.report.model import as_dict
 from sizing.report.write import WRITERS
 from sizing.simulator.recorded import Replayed, limits_on_latencies
-from sizing.text import as_json, day_sentence, day_working
+from sizing.text import Extras, as_json, day_sentence, day_working
 from sizing.trace import DAY_S, HOUR_S, MINUTE_S, Trace, dispersion
 from sizing.trace_files import FORMATS
 from ui import answers

@@ -79,7 +79,7 @@ def closed_loop(
     itl_s = itl_s if round(lengths.osl) > 1 else 0.0
     means_s = {"ttft": ttft_s, "itl": itl_s, "gap": itl_s, "e2e": ttft_s + (lengths.osl - 1) * itl_s}
     local = fitted.at(lengths.isl, lengths.osl)
-    replay = _repeated(local, point)
+    replay = repeated(local, point)
     scatter_s = delivery_scatter_s(fitted)
     shown = _shown(replay, local.engine, point, scatter_s)
     variances = {name: one.luck**2 for name, one in shown.items()}
@@ -99,7 +99,7 @@ def closed_loop(
     return ClosedLoop(users, replicas, rate, latencies, fitted.basis(lengths, each))
 
 
-def _repeated(fitted: Fit, point: Point) -> Replay:
+def repeated(fitted: Fit, point: Point) -> Replay:
     """The measurement of a point, with other lengths each time, until it has requests enough for percentiles."""
     runs = list(point_runs([point], fitted.protocol))
     each = sum(end - begin for run in runs for begin, end, _ in run.windows)

@@ -59,6 +59,13 @@ def test_a_closed_loop_is_what_a_measurement_of_it_shows(tmp_path: Path, capsys:
         assert found["value"] == pytest.approx(getattr(truth, name), rel=0.25 if name == "ttft_mean_s" else 0.08)
 
 
+def test_one_output_token_has_no_itl_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["predict", "--isl", "1000", "--osl", "1", "--concurrency", "4", "--json"]
+    code, out, _ = run([*asked, *table(tmp_path / "p.csv", levels())], capsys)
+    found = json.loads(out)["closed_loop"]
+    assert code == 0 and found["itl_mean_s"] is None and found["ttft_p95_s"]["value"] > 0
+
+
 def test_the_load_is_a_rate_or_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for load in (["--rate", "1", "--concurrency", "4"], []):
         code, out, err = run([*ASK, *table(tmp_path / "p.csv", levels()), *load], capsys)

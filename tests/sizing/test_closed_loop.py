@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sizing.analyses.closed_loop import (
+    ENOUGH,
     PERCENTILES,
     Banded,
     ClosedLoop,
@@ -17,10 +18,11 @@ from sizing.analyses.closed_loop import (
     delivery_scatter_s,
     iterations_seen,
     point_at,
+    repeated,
 )
 from sizing.analyses.next_level import Option
 from sizing.fitting import Fit, fit
-from sizing.fitting.levels import luck_of_lengths
+from sizing.fitting.levels import luck_of_lengths, point_runs
 from sizing.points import Point
 from sizing.simulator import Simulated, simulate_closed
 from sizing.workload import Lengths, Prefix
@@ -117,13 +119,37 @@ def test_few_requests_widen_every_band_of_lengths_that_vary() -> None:
 
 
 def test_the_luck_of_lengths_is_that_of_means_of_samples() -> None:
-    point = simulated_point(Option(VARIED, 8, 50))
+    lengths = Lengths(1000, 200, 0.5, 0.2)
+    point = simulated_point(Option(lengths, 8, 50))
     rng = np.random.default_rng(1)
-    means = [VARIED.sample(50, rng) for _ in range(2000)]
+    means = [lengths.sample(50, rng) for _ in range(2000)]
     isl, osl = (np.log([draw[place].mean() for draw in means]).std() for place in (0, 1))
     assert luck_of_lengths(point) == (pytest.approx(osl, rel=0.08), pytest.approx(isl, rel=0.08), 0.0)
     assert luck_of_lengths(replace(point, requests=None)) == luck_of_lengths(replace(point, requests=80))
     assert luck_of_lengths(simulated_point(Option(EQUAL, 8, 50))) == (0.0, 0.0, 0.0)
+
+
+def test_e2e_is_ttft_and_one_itl_less_than_the_tokens() -> None:
+    two_tokens = Lengths(1000, 2)
+    found = closed_loop(fitted(EQUAL), two_tokens, NO_PREFIX, 1).latencies
+    expected_s = found["ttft_mean_s"].value + found["itl_mean_s"].value
+    assert found["e2e_mean_s"].value == pytest.approx(expected_s, rel=1e-9)
+
+
+def test_a_percentile_knows_less_than_its_mean_where_laws_differ() -> None:
+    """Of a measurement without end, whose luck is nothing."""
+    found = loop(24, 10**12).latencies
+    assert relative_error(found["ttft_p95_s"]) > 1.0001 * relative_error(found["ttft_mean_s"])
+
+
+def test_a_measurement_is_repeated_with_other_lengths() -> None:
+    point = point_at(fitted(), VARIED, NO_PREFIX, 4)
+    once = sum(end - begin for run in point_runs([point], fitted().protocol) for begin, end, _ in run.windows)
+    isl = repeated(fitted(), point).measured(fitted().engine)[0]["isl"]
+    assert len(isl) >= ENOUGH
+    one, other = isl[:once], isl[once : 2 * once]
+    assert not np.array_equal(one, other)
+    assert one.mean() == pytest.approx(other.mean(), rel=1e-3)
 
 
 def test_one_output_token_has_no_gaps() -> None:

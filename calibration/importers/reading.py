@@ -143,7 +143,9 @@ def _json(text: str, name: str) -> Any:
         raise FileError(f"{name}: cut short or not JSON at {place}: {error.msg}") from None
     except RecursionError:
         raise FileError(f"{name}: nested too deeply") from None
-    except (_Faulty, KeyTwiceError) as fault:
+    except KeyTwiceError:  # not by its name: what a foreign file holds is not repeated
+        raise FileError(f"{name}: a key is there twice in one object") from None
+    except _Faulty as fault:
         raise FileError(f"{name}: {fault}") from None
 
 

@@ -48,25 +48,27 @@ Examples:
 """,
 )
 @click.argument("name", metavar="RUN|DEPLOYMENT")
-@click.option("--url", help="The server to measure; default: that of the run.")
+@click.option("--url", help="Server to measure; default: that of the run.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0.01, 0.5),
     default=0.1,
     show_default=True,
-    help="Change of requests/s and ITL that is allowed, as a share; TTFT may change by twice as much.",
+    help="Allowed change of requests/s and ITL, as a fraction; twice as much is allowed for TTFT.",
 )
 @click.option(
-    "--minutes", type=click.FloatRange(min=0, min_open=True), help="Minutes of both levels; default: as in the run."
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Minutes of load, both levels together; default: as in the run.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def check_command(name: str, url: str | None, tolerance: float, minutes: float | None, as_json: bool) -> None:
-    """Whether an old calibration still holds: measure its lowest and its highest level again, and compare.
+    """Does an old calibration still hold? Measure its lowest and its highest closed loop again, and compare.
 
-    RUN is a number; DEPLOYMENT a model, or a run's or deployment's name as `list` and the points have it: then the
-    newest run of it whose points answers use.
+    RUN is a number in `list`. DEPLOYMENT is the name of a model, of a run as in `list`, or of a deployment as in the
+    points; its newest run whose points are used in answers is taken.
 
-    Exit code 0: it holds; 4: something changed; 2: it could not be told.
+    Exit code 0: it holds; 4: something changed; 2: undecided, or an error.
     """
     store = Store()
     run = found_run(store, name)

@@ -182,14 +182,17 @@ run_number = click.argument("run_id", metavar="RUN", type=int)
 def run_command(plan: Path, as_json: bool) -> None:
     """Measure the load levels of PLAN, a YAML file.
 
+    Each point is stored as soon as it is measured; `resume` continues a run that was stopped.
+
     \b
-    Example: python -m calibration run plan.yaml
+    Example: python -m calibration run plan.yaml, with this plan.yaml:
       server: {url: 127.0.0.1:8001, model: ensemble, metrics_url: http://127.0.0.1:8002/metrics}
       lengths: [{isl: 2000, osl: 256, isl_cv: 0.5, osl_cv: 0.5}]
       concurrency: [1, 5, 21, 89]
       rates: [3.5]
-    Of another server than Triton:
+    A server that speaks the OpenAI protocol:
       server: {protocol: openai, url: "http://gpu-7:8000", model: Qwen/Qwen3-32B}
+    docs/calibration.md describes every key.
     """
     file = read_plan(plan)
     _sweep(lambda store, bar: sweep.run(file, store, bar), as_json)
@@ -199,7 +202,7 @@ def run_command(plan: Path, as_json: bool) -> None:
 @run_number
 @as_json
 def resume_command(run_id: int, as_json: bool) -> None:
-    """Measure the levels of RUN that have no point yet.
+    """Measure the levels of RUN that have no point yet. RUN is its number in `list`.
 
     \b
     Example: python -m calibration resume 3
@@ -210,7 +213,7 @@ def resume_command(run_id: int, as_json: bool) -> None:
 @click.command("list")
 @as_json
 def list_command(as_json: bool) -> None:
-    """All runs, newest first.
+    """List all runs, newest first.
 
     \b
     Example: python -m calibration list
@@ -230,10 +233,15 @@ def list_command(as_json: bool) -> None:
 
 @click.command("show")
 @run_number
-@click.option("--details", "in_detail", is_flag=True, help="Also the client's health and the server's own view.")
+@click.option(
+    "--details",
+    "in_detail",
+    is_flag=True,
+    help="Also show the precision of the means, the load generator's health and the server's own metrics.",
+)
 @as_json
 def show_command(run_id: int, in_detail: bool, as_json: bool) -> None:
-    """State and points of RUN.
+    """Show the state and the points of RUN, by its number in `list`.
 
     \b
     Example: python -m calibration show 3 --details
@@ -304,10 +312,11 @@ def _run_facts(run: Run) -> dict[str, object]:
 @run_number
 @as_json
 def accept_command(run_id: int, as_json: bool) -> None:
-    """Let answers rest on the points of RUN, one that was started on the page or whose points were discarded.
+    """Use the points of RUN in answers: of a run that was started on the page, or whose points were discarded.
 
-    What the command line measures or imports is accepted as it comes. Look at the points first: `show RUN --details`,
-    and the law that they give: `export RUN --out points.csv`, then `python -m sizing fit --points points.csv`.
+    Points that the command line measures or imports are accepted at once. Look at the points first (`show RUN
+    --details`) and at the law fitted to them (`export RUN --out points.csv`, then `python -m sizing fit --points
+    points.csv`).
 
     \b
     Example: python -m calibration show 3 --details
@@ -320,7 +329,7 @@ def accept_command(run_id: int, as_json: bool) -> None:
 @run_number
 @as_json
 def discard_command(run_id: int, as_json: bool) -> None:
-    """Let no answer rest on the points of RUN. They stay in the store, for the record, and can be accepted later.
+    """Use the points of RUN in no answer. They stay in the store and can be accepted later.
 
     \b
     Example: python -m calibration discard 3
@@ -353,31 +362,35 @@ def _ended(store: Store, run_id: int) -> Run:
 
 BUNDLE = ".zip"
 DEPLOYMENT: tuple[tuple[str, Any, str], ...] = (
-    ("model", str, "served model, by its name in the catalogue"),
-    ("precision", str, "precision of its weights, such as bf16 or fp8"),
-    ("gpu", str, "GPU, such as h200_sxm"),
-    ("tp", int, "GPUs that each replica spreads the model over"),
-    ("pp", int, "stages of pipeline parallelism"),
-    ("engine", str, "serving engine"),
-    ("engine-version", str, "version of the engine"),
-    ("batching", str, "in_flight or static"),
-    ("max-batch-size", int, "largest batch of the engine"),
-    ("isl", float, "mean input tokens, if the file does not say"),
-    ("osl", float, "mean output tokens, if the file does not say"),
-    ("concurrency", int, "users of the closed loop, if the file does not say"),
-    ("rate", float, "requests/s of the open loop, if the file does not say"),
-    ("arrivals", str, "poisson, constant or gamma, if the file does not say"),
+    ("model", str, "Served model, by its name in the catalogue."),
+    ("precision", str, "Precision of the weights, such as bf16 or fp8."),
+    ("gpu", str, "GPU, such as h200_sxm."),
+    ("tp", int, "Tensor parallelism: GPUs over which each replica splits the model."),
+    ("pp", int, "Pipeline parallelism: stages of each replica; default: 1."),
+    ("engine", str, "Serving engine, such as vllm."),
+    ("engine-version", str, "Version of the engine."),
+    ("batching", str, "Batching of the engine: in_flight or static."),
+    ("max-batch-size", int, "Largest batch of the engine, in requests."),
+    ("isl", float, "Mean input tokens of a request."),
+    ("osl", float, "Mean output tokens of a request."),
+    ("concurrency", int, "Users of the closed loop."),
+    ("rate", float, "Requests/s of the open loop."),
+    ("arrivals", str, "Arrivals of the open loop: poisson, constant or gamma; default: the tool's own."),
 )
 
 
 @click.command("export")
 @run_number
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write; stdout if not given.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write, .csv, .json (with --json) or .zip; default: standard output.",
+)
 @as_json
 def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
-    """The points of RUN as a CSV points table, which `python -m sizing --points` reads; or all of it as a .zip.
+    """Write the points of RUN as a CSV table, which `python -m sizing plan --points` reads, or the whole run as a .zip.
 
-    The .zip holds every request as well, under checksums: `import` takes it into another store.
+    The .zip also holds every request, with checksums; `import` reads it into another store.
 
     \b
     Example: python -m calibration export 3 --out points.csv
@@ -411,20 +424,24 @@ def _table_of(points: list[Point]) -> str:
 
 def _deployment_options(command: Any) -> Any:
     for name, kind, help_ in reversed(DEPLOYMENT):
-        command = click.option(f"--{name}", type=kind, help=f"{help_[0].upper()}{help_[1:]}.")(command)
+        command = click.option(f"--{name}", type=kind, help=help_)(command)
     return command
 
 
 @click.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--kind", type=click.Choice([POINTS_TABLE, *KINDS]), help="Tool that wrote FILE; default: detected.")
+@click.option(
+    "--kind",
+    type=click.Choice([POINTS_TABLE, *KINDS]),
+    help="Tool that wrote FILE, or points for a points table; default: detected.",
+)
 @_deployment_options
 @as_json
 def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> None:
-    """Take FILE into the store: an exported run (.zip), a points table, or the file of another benchmark tool.
+    """Read FILE into the store: an exported run (.zip), a points table, or the file of another benchmark tool.
 
-    Known are AIPerf, GenAI-Perf, Perf Analyzer, GuideLLM, vLLM bench serve and op_stats_csv. What their files do not
-    say of the deployment is given by options.
+    The tools are AIPerf, GenAI-Perf, Perf Analyzer, GuideLLM, vLLM's bench serve and the TensorRT-LLM backend's clients
+    (--op_stats_csv). The options say what a tool's file leaves out, and override it.
 
     \b
     Example: python -m calibration import run3.zip

@@ -78,27 +78,37 @@ class Demand:
 @click.argument("url")
 @options(
     server_options,
-    click.option("--from", "from_", required=True, metavar="TIME", help="Start: -7d, or a date (UTC)."),
-    click.option("--to", default="now", show_default=True, metavar="TIME", help="End."),
-    click.option("--step", default="1m", show_default=True, help="Time of one rate: two scrapes or more."),
+    click.option(
+        "--from",
+        "from_",
+        required=True,
+        metavar="TIME",
+        help="Start: -7d, or a date such as 2026-11-02 (UTC unless it names a zone).",
+    ),
+    click.option("--to", default="now", show_default=True, metavar="TIME", help="End, written like --from."),
+    click.option(
+        "--step", default="1m", show_default=True, help="Interval of one rate; at least two scrape intervals."
+    ),
     click.option(
         "--arrivals",
         default="poisson",
         show_default=True,
-        help="How requests scatter around the profile: poisson, gamma:cv=2 or mmpp:low_factor=0.5,low_s=120,high_s=30.",
+        help="Arrivals around the profile: poisson, gamma:cv=2 or mmpp:low_factor=0.5,low_s=120,high_s=30.",
     ),
-    click.option("--isl-law", help="Law of prompt tokens, in place of a histogram: uniform:100-300, points:500."),
-    click.option("--osl-law", help="Law of output tokens."),
-    click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where the model goes (JSON)."),
+    click.option(
+        "--isl-law", help="Law of prompt tokens, in place of a histogram, such as uniform:100-300 or points:500."
+    ),
+    click.option("--osl-law", help="Law of output tokens, written like --isl-law."),
+    click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File for the model (JSON)."),
     as_json,
 )
 def prometheus_command(url: str, out: Path | None, json_: bool, **given: Any) -> None:
-    """Profile and lengths of the requests that the servers at a Prometheus URL answered, as a model of demand.
+    """A model of demand from a Prometheus server at URL: the rate profile and lengths of the requests answered.
 
-    Read are the counters and histograms of vLLM, SGLang, TensorRT-LLM, Triton, or a gateway of the OpenTelemetry
-    conventions. Rates of each hour are of the week for two weeks and more, of the day for a day and more, else one.
-    Prompt and output tokens are in histograms of their own: how they go together nobody tells, and the model has them
-    independent. `demand draw` makes a trace of it, for `plan --trace`.
+    It reads the counters and histograms of vLLM, SGLang, TensorRT-LLM, Triton, or a gateway that follows the
+    OpenTelemetry conventions. Two weeks or more give a rate for each hour of the week, a day or more one for each hour
+    of the day, less a single rate. Prompt and output tokens come from separate histograms, so the model treats them as
+    independent. `demand draw` draws a trace from it, for `plan --trace`.
     """
     now_s = time.time()
     start_s, end_s = (moment_of(f"--{name}", given[key], now_s) for name, key in (("from", "from_"), ("to", "to")))

@@ -463,21 +463,31 @@ def labels_of(texts: Sequence[str]) -> dict[str, str]:
 metrics_option = click.option(
     "--metrics",
     type=click.Choice(list(EXPOSITIONS)),
-    help="Whose metrics to read; default: the first of these that are there.",
+    help="Kind of server whose metrics to read; default: the first of these that has any.",
 )
 server_options: Callable[[Any], Any] = options(
-    click.option("--model", help="The model, as the metrics name it; default: the only one."),
+    click.option("--model", help="Model, by its name in the metrics; default: the only one."),
     metrics_option,
-    click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only series with this label."),
-    click.option("--api-key-env", metavar="NAME", help="Environment variable with a key, sent as a bearer token."),
-    click.option("--ca-file", type=click.Path(), help="Certificates that HTTPS trusts beside the system's."),
+    click.option(
+        "--label",
+        "labels",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Read only series with this label; may be repeated.",
+    ),
+    click.option(
+        "--api-key-env", metavar="NAME", help="Environment variable that holds a key, which is sent as a bearer token."
+    ),
+    click.option(
+        "--ca-file", type=click.Path(), help="Certificates (PEM) to trust for HTTPS, in addition to the system's."
+    ),
     click.option(
         "--timeout",
         "timeout_s",
         type=click.FloatRange(0.1, 600),
         default=ANSWER_WITHIN_S,
         show_default=True,
-        help="Seconds that an answer of Prometheus may take.",
+        help="Longest time of one answer of Prometheus, in seconds.",
     ),
 )
 

@@ -75,29 +75,44 @@ LITTLE_LESS = 0.999
 
 
 deployment_options = options(
-    click.option("--gpu", help="GPU of the server, such as h200_sxm, where it does not say it itself."),
-    click.option("--precision", help="Precision of the weights; bf16 unless the server says it."),
-    click.option("--tp", type=click.IntRange(1), help="GPUs that a replica spreads the model over; 1 unless it says."),
-    click.option("--gpus-per-replica", type=click.IntRange(1), help="GPUs of a replica in all, pipeline stages too."),
+    click.option("--gpu", help="GPU of the server, such as h200_sxm; needed unless the server reports it."),
+    click.option("--precision", help="Precision of the weights; default: as the server reports, else bf16."),
+    click.option(
+        "--tp", type=click.IntRange(1), help="Tensor parallelism of a replica; default: as the server reports, else 1."
+    ),
+    click.option(
+        "--gpus-per-replica",
+        type=click.IntRange(1),
+        help="GPUs of a replica in all, over all pipeline stages; default: --tp.",
+    ),
 )
 server_options = options(
     click.option(
-        "--protocol", type=click.Choice(get_args(Protocol)), help="Triton's grpc or http, or openai; default: detected."
+        "--protocol",
+        type=click.Choice(get_args(Protocol)),
+        help="Protocol: Triton's grpc or http, or openai; default: detected.",
     ),
-    click.option("--api-key-env", metavar="NAME", help="Environment variable with the key of an OpenAI server."),
     click.option(
-        "--endpoint", type=click.Choice(get_args(Endpoint)), help="Of an OpenAI server; default: completions."
+        "--api-key-env", metavar="NAME", help="Environment variable that holds the API key of an OpenAI server."
     ),
-    click.option("--ca-file", type=click.Path(), help="Certificates that HTTPS trusts beside the system's."),
     click.option(
-        "--metrics-url", help="The server's own metrics; default: the page of an OpenAI server, where it has one."
+        "--endpoint", type=click.Choice(get_args(Endpoint)), help="API of an OpenAI server; default: completions."
     ),
-    click.option("--tokenizer", help="Its tokenizer.json or the folder; none: count words."),
+    click.option(
+        "--ca-file", type=click.Path(), help="Certificates (PEM) to trust for HTTPS, in addition to the system's."
+    ),
+    click.option(
+        "--metrics-url",
+        help="URL of the server's metrics, http://gpu-7:8002/metrics; default: an OpenAI server's own, if any.",
+    ),
+    click.option(
+        "--tokenizer", help="The model's tokenizer.json or its folder; none: count words; default: ask the server."
+    ),
     click.option(
         "--timeout",
         "timeout_s",
         type=click.FloatRange(min=0, min_open=True),
-        help="Seconds that a request may take.  [default: 120]",
+        help="Longest time of one request, in seconds.  [default: 120]",
     ),
 )
 
@@ -105,11 +120,15 @@ server_options = options(
 @click.command("size", epilog=EXAMPLES)
 @click.argument("url")
 @options(
-    click.option("--model", help="Model, by the server's name for it; default: the only one that it lists."),
+    click.option("--model", help="Model, by the server's name for it; default: the only one it lists."),
     shape_option,
     field_options("isl", "osl"),
-    click.option("--isl-cv", type=float, default=USUAL_ISL_CV, show_default=True, help="Spread of ISL."),
-    click.option("--osl-cv", type=float, default=USUAL_OSL_CV, show_default=True, help="Spread of OSL."),
+    click.option(
+        "--isl-cv", type=float, default=USUAL_ISL_CV, show_default=True, help="Coefficient of variation of ISL."
+    ),
+    click.option(
+        "--osl-cv", type=float, default=USUAL_OSL_CV, show_default=True, help="Coefficient of variation of OSL."
+    ),
     field_options("rate", required=True),
     field_options("arrivals", "routing"),
     sla_options,
@@ -119,31 +138,41 @@ server_options = options(
         type=click.FloatRange(min=0, min_open=True),
         default=10.0,
         show_default=True,
-        help="Minutes of load that this call may measure; it ends earlier when the count is sure.",
+        help="Minutes of load in this call, at most; it ends earlier once the count is certain.",
     ),
-    click.option("--most-users", type=click.IntRange(2), default=MOST_USERS, show_default=True, help="Highest level."),
+    click.option(
+        "--most-users",
+        type=click.IntRange(2),
+        default=MOST_USERS,
+        show_default=True,
+        help="Users of the highest closed loop.",
+    ),
     deployment_options,
     server_options,
-    click.option("--verify", is_flag=True, help="Then offer the planned load per replica, and compare what it shows."),
+    click.option(
+        "--verify",
+        is_flag=True,
+        help="Then offer the planned load of one replica, and compare latencies with the prediction.",
+    ),
     click.option(
         "--verify-minutes",
         type=click.FloatRange(min=0, min_open=True),
         default=3.0,
         show_default=True,
-        help="Minutes of that load.",
+        help="Minutes of that load, with --verify.",
     ),
-    click.option("--fresh", is_flag=True, help="Start over, whatever was measured before."),
-    click.option("--self-check/--no-self-check", default=True, help="Whether the load generator is tested first."),
+    click.option("--fresh", is_flag=True, help="Start a new run, even if an earlier one could be continued."),
+    click.option("--self-check/--no-self-check", default=True, help="Test the load generator against a mock first."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
 )
 def size_command(url: str, as_json: bool, **given: Any) -> None:
-    """How many GPUs: measure the server at URL, as few levels as the answer needs, and plan from them.
+    """How many GPUs? Measure the server at URL at as few load levels as the answer needs, and plan from them.
 
-    URL is host:port of an OpenAI server (vLLM, SGLang, NIM, llama.cpp ...) or of Triton, over HTTP or gRPC, whichever
-    answers there; or http://host:port or https://host. The points are kept: Ctrl-C gives the answer so far, and the
-    same command goes on from there. With --verify the planned load per replica is then put on the server at random, and
-    what it shows stands beside what was predicted. Exit code 0: answered, whatever the server showed; 3: no count meets
-    the SLA.
+    URL is host:port, http://host:port or https://host of an OpenAI server (vLLM, SGLang, NIM, llama.cpp ...) or of
+    Triton (HTTP or gRPC); the protocol is detected. The points are kept: Ctrl-C prints the answer so far, and the same
+    command continues from there. With --verify, the planned load of one replica then arrives at random, and its
+    latencies are printed next to those predicted. Exit code 0: answered, whatever the verification showed; 3: no count
+    meets the SLA.
     """
     Question.of(given)  # what cannot be asked is said before the server is
     if not given["verify"]:

@@ -347,24 +347,35 @@ def as_dict(found: WatchedLoad) -> dict[str, Any]:
 
 @click.command("watch", epilog=EXAMPLES)
 @options(
-    click.option("--plan", "plan", type=click.Path(path_type=Path), required=True, help="What `plan --json` printed."),
+    click.option(
+        "--plan", "plan", type=click.Path(path_type=Path), required=True, help="File with the output of `plan --json`."
+    ),
     click.option("--prometheus", "url", metavar="URL", help="The Prometheus that scrapes the servers."),
-    click.option("--window", default="15m", show_default=True, help="How far back: four scrapes or more."),
-    click.option("--replicas", type=click.IntRange(1), help="Replicas that serve now; default: those of the plan."),
+    click.option(
+        "--window",
+        default="15m",
+        show_default=True,
+        help="Length of the time compared, up to now; at least four scrape intervals.",
+    ),
+    click.option(
+        "--replicas", type=click.IntRange(1), help="Replicas that are serving now; default: those of the plan."
+    ),
     server_options,
-    click.option("--dashboard", type=click.Path(path_type=Path, dir_okay=False), help="Write a Grafana dashboard."),
+    click.option(
+        "--dashboard", type=click.Path(path_type=Path, dir_okay=False), help="File (.json) for a Grafana dashboard."
+    ),
     as_json,
 )
 def watch_command(
     plan: Path, url: str | None, window: str, replicas: int | None, dashboard: Path | None, json_: bool, **given: Any
 ) -> int:
-    """Are live servers where their plan has them? Load, lengths and latencies of the last minutes, from Prometheus.
+    """Do live servers behave as planned? Load, lengths and latencies of the last minutes, from Prometheus.
 
-    Latencies are compared with the plan's band at the load of now. Exit code 0: nothing is worse than planned; 1: the
-    load, a length or a latency is above its band, or a limit of the SLA is passed; 2: no answer, one line says why. A
-    percentile of a histogram lies somewhere in a bucket: it counts as above only where all of that is.
+    Latencies are compared with the plan's band at the present load. Exit code 0: nothing is worse than planned; 1: the
+    load, a length or a latency is above its band, or a limit of the SLA is exceeded; 2: no answer, one line says why. A
+    percentile from a histogram lies somewhere in a bucket: it counts as above only if the whole bucket is.
 
-    --dashboard writes a dashboard for Grafana with the plan's limits as lines, with or without a Prometheus.
+    --dashboard writes a Grafana dashboard with the plan's limits as lines; it needs no Prometheus.
     """
     planned = Planned.of(plan)
     if url is None and dashboard is None:

@@ -1,4 +1,4 @@
-"""`python -m calibration serve`: a real Triton server, or vLLM, with a small real model, on this machine."""
+"""``python -m calibration serve``: a real Triton server, or vLLM, with a small real model, on this machine."""
 
 from __future__ import annotations
 
@@ -64,22 +64,33 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 @click.option(
     "--behind",
     type=click.Choice(["triton"]),
-    help="vLLM only: behind Triton, as its vLLM backend serves it, in the place of vLLM's own server.",
+    help="vLLM only: run it behind Triton, in its vLLM backend, instead of as vLLM's own server.",
 )
-@click.option("--batching", type=click.Choice(BATCHINGS), default=DEFAULTS.batching, show_default=True)
+@click.option(
+    "--batching",
+    type=click.Choice(BATCHINGS),
+    default=DEFAULTS.batching,
+    show_default=True,
+    help="Batching of the engine.",
+)
 @click.option(
     "--policy",
     type=click.Choice(POLICIES),
     default=DEFAULTS.policy,
     show_default=True,
-    help="When a request starts: with room for its longest sequence, or for its prompt (it may be paused later).",
+    help="Start a request when the KV cache has room for its longest sequence, or for its prompt (it may pause later).",
 )
-@click.option("--kv-reuse/--no-kv-reuse", default=DEFAULTS.kv_reuse, help="Keep the KV cache of shared prompts.")
+@click.option(
+    "--kv-reuse/--no-kv-reuse",
+    default=DEFAULTS.kv_reuse,
+    show_default=True,
+    help="Reuse the KV cache of prompts that begin alike.",
+)
 @click.option(
     "--chunked-prefill/--no-chunked-prefill",
     default=True,
     show_default=True,
-    help="vLLM only: compute long prompts in chunks; otherwise they wait until --token-budget holds all of one.",
+    help="vLLM only: prefill long prompts in chunks; otherwise a prompt waits until --token-budget has room for it.",
 )
 @click.option(
     "--look-ahead/--no-look-ahead",
@@ -90,36 +101,46 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 @_number("grpc_port", "Port of the gRPC service; 0: any free one.")
 @_number("http_port", "Port of the HTTP service; 0: any free one.")
 @_number("metrics_port", "Port of the Prometheus metrics; 0: any free one.")
-@_number("max_batch_size", "Most requests computed at once.")
+@_number("max_batch_size", "Most requests in one batch.")
 @_number("kv_tokens", "Capacity of the KV cache in tokens.")
-@_number("max_sequence_tokens", "Longest prompt plus output.")
+@_number("max_sequence_tokens", "Longest prompt plus output, in tokens.")
 @_number("token_budget", "Most tokens in one forward pass.")
-@_number("batch_delay_s", "Static batching: seconds a free engine waits for company.", float)
-@_number("hidden", "Width of the model.")
+@_number("batch_delay_s", "Static batching: seconds that a free engine waits for more requests.", float)
+@_number("hidden", "Hidden size of the model.")
 @_number("layers", "Layers of the model.")
 @_number("heads", "Attention heads of the model.")
 @_number("kv_heads", "Key and value heads of the model.")
-@_number("vocab_size", "Words the tokenizer knows.")
+@_number("vocab_size", "Vocabulary size of the tokenizer.")
 @click.option(
     "--experts", type=int, default=0, show_default=True, help="vLLM only: experts of each layer; 0: a dense model."
 )
-@click.option("--pace", metavar=FORM, help="vLLM only: as fast as on GPUs, by their kernel timings; see the example.")
+@click.option(
+    "--pace",
+    metavar=FORM,
+    help="vLLM only: run at the speed of a model on GPUs, by their kernel timings; see the example.",
+)
 @_number("threads", "CPU threads of the engine.")
-@click.option("--device", type=click.Choice(DEVICES), default=DEFAULTS.device, show_default=True)
-@_number("seed", "Of the model's random weights.")
+@click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default=DEFAULTS.device,
+    show_default=True,
+    help="Where the engine computes.",
+)
+@_number("seed", "Seed of the model's random weights.")
 @click.option(
     "--repository",
     type=click.Path(path_type=Path),
-    help="Serve a copy of this TensorRT-LLM repository, as `repository build` writes it, with the small model in it.",
+    help="Serve a copy of this TensorRT-LLM model repository, made by `repository build`, with the small model in it.",
 )
 @click.pass_context
 def serve(context: click.Context, /, engine: str, behind: str | None, repository: Path | None, **options: Any) -> None:
-    """Start a real server with a small real model of random weights on this machine's CPU, and wait.
+    """Start a real server with a small real model of random weights on this machine's CPU, until Ctrl-C or SIGTERM.
 
-    Prints one line that begins with READY when all models are loaded; stops on Ctrl-C or SIGTERM. On first use it makes
-    an environment of its own in .cache/triton, or where SIZING_TRITON_ENV points: about 250 MB to download with a CPU
-    build of PyTorch, several GB where pip finds only the CUDA build. vLLM's is in .cache/vllm, or where SIZING_VLLM_ENV
-    points: about 500 MB, and it runs with a CPU build only. vLLM behind Triton needs both.
+    It prints one line that begins with READY when all models are loaded. On first use it creates an environment of its
+    own: Triton's in .cache/triton or SIZING_TRITON_ENV (a download of about 250 MB with a CPU build of PyTorch, several
+    GB where pip finds only the CUDA build), vLLM's in .cache/vllm or SIZING_VLLM_ENV (about 500 MB, CPU build only).
+    vLLM behind Triton needs both.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)

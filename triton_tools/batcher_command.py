@@ -28,33 +28,50 @@ Examples:
   python -m sizing batcher model/config.pbtxt --service-times '8ms+1ms*n' --rate 300
   python -m sizing batcher model/config.pbtxt --service-times times.csv --rate 300 --budget p95:50ms --tune --json
 \b
-times.csv has the columns batch_size and service_time_ms (or _us, _s) and, where several were measured
-at work together, instances.
+times.csv has the columns batch_size and service_time_ms (or _us, _s) and, if several instances were
+measured at work together, instances.
 """
 
 
 @click.command("batcher", epilog=EXAMPLE)
 @click.argument("config", type=click.Path(path_type=Path))
 @options(
-    click.option("--service-times", required=True, help="Of one execution: CSV file, or a law such as '8ms+1ms*n'."),
-    click.option("--rate", type=float, required=True, help="Requests per second, at random (Poisson)."),
-    click.option("--budget", help="Latency in the server that must hold, for instance p95:50ms."),
-    click.option("--tune", is_flag=True, help="Find max batch size, delay and instances for the budget."),
-    click.option("--max-instances", type=click.IntRange(1), default=MAX_INSTANCES, show_default=True, help="To try."),
     click.option(
-        "--requests", type=click.IntRange(100, 5_000_000), default=50_000, show_default=True, help="Simulated."
+        "--service-times",
+        required=True,
+        help="Time of one execution: a CSV file, or a law of the batch size n such as '8ms+1ms*n'.",
     ),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws the arrivals."),
-    click.option("--strategy", help="Custom batching: a Python file, or auto: look where Triton does. It is run."),
+    click.option("--rate", type=float, required=True, help="Requests per second, as Poisson arrivals."),
+    click.option("--budget", help="Limit on the latency in the server, for instance p95:50ms."),
+    click.option("--tune", is_flag=True, help="Find the max batch size, queue delay and instances that meet --budget."),
     click.option(
-        "--late-wakeup", is_flag=True, help="With Triton 2.51's late starts where batches are not prefetched."
+        "--max-instances",
+        type=click.IntRange(1),
+        default=MAX_INSTANCES,
+        show_default=True,
+        help="Most instances to try, with --tune.",
+    ),
+    click.option(
+        "--requests",
+        type=click.IntRange(100, 5_000_000),
+        default=50_000,
+        show_default=True,
+        help="Requests to simulate.",
+    ),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the arrivals."),
+    click.option(
+        "--strategy",
+        help="Custom batching strategy, a Python file that is executed; auto: the file that Triton would find.",
+    ),
+    click.option(
+        "--late-wakeup", is_flag=True, help="Include Triton 2.51's late starts when batches are not prefetched."
     ),
     as_json,
 )
 def batcher_command(json_: bool, config: Path, **given: Any) -> int:
-    """Waiting times, batch sizes and rejections of a model's dynamic batcher; with --tune, better settings.
+    """Simulate Triton's dynamic batcher: waiting times, batch sizes and rejections; with --tune, better settings.
 
-    Exit 3: the budget does not hold, or no setting meets it.
+    CONFIG is the model's config.pbtxt. Exit code 3: the budget is not met, or no setting meets it.
     """
     model = read_config(config)
     finite("--rate (requests/s)", given["rate"])

@@ -1,4 +1,4 @@
-"""``python -m calibration mock``: the mock for people, until Ctrl-C, when it says what it did."""
+"""``python -m calibration mock``: the mock on the command line; at Ctrl-C it prints the timings that it kept."""
 
 from __future__ import annotations
 
@@ -30,14 +30,32 @@ class Duration(click.ParamType[float]):
 
 
 @click.command()
-@click.option("--ttft", type=Duration(), default="20ms", show_default=True, help="Time to the first token.")
-@click.option("--itl", type=Duration(), default="5ms", show_default=True, help="Time between tokens.")
-@click.option("--tokens-per-response", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--empty-first", is_flag=True, help="Send a response without tokens at once.")
-@click.option("--late-final", type=Duration(), default="0s", help="Send the final response so long after the tokens.")
-@click.option("--slots", type=click.IntRange(1), help="Serve at most so many requests at once; others wait.")
-@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True)
-@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option(
+    "--ttft", type=Duration(), default="20ms", show_default=True, help="Time to the first token, such as 20ms or 0.5s."
+)
+@click.option("--itl", type=Duration(), default="5ms", show_default=True, help="Time between two tokens.")
+@click.option(
+    "--tokens-per-response", type=click.IntRange(1), default=1, show_default=True, help="Tokens in each response."
+)
+@click.option("--empty-first", is_flag=True, help="Send a response without tokens at once, before the first token.")
+@click.option(
+    "--late-final", type=Duration(), default="0s", show_default=True, help="Delay of the final, empty response."
+)
+@click.option("--slots", type=click.IntRange(1), help="Most requests served at once, the others wait; default: all.")
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65535),
+    default=8001,
+    show_default=True,
+    help="Port of Triton's gRPC service; 0: any free one.",
+)
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port of Triton's HTTP service and of /v1; 0: any free one.",
+)
 def main(
     ttft: float,
     itl: float,
@@ -48,9 +66,10 @@ def main(
     grpc_port: int,
     http_port: int,
 ) -> None:
-    """A mock of Triton, and of an OpenAI server, with known timings, to hold load generators against.
+    """Start a mock of Triton and of an OpenAI server with known timings, to test load generators against.
 
-    Its model is `ensemble`.
+    Its model is `ensemble`. It prints a line that begins with READY once it answers; on Ctrl-C it prints the timings
+    that it kept.
 
     \b
     Example: python -m calibration mock --ttft 20ms --itl 5ms

@@ -24,25 +24,34 @@ DEFAULT_USERS = 8
 @click.command(cls=options.EitherSpelling)
 @click.argument("words", nargs=-1, metavar="[CLIENT] [dataset | token_norm_dist]")
 @click.option(
-    "-i", "--protocol", type=click.Choice(["grpc", "http"]), default="http", show_default=True, help="As the clients'."
+    "-i",
+    "--protocol",
+    type=click.Choice(["grpc", "http"]),
+    default="http",
+    show_default=True,
+    help="Triton's protocol.",
 )
 @click.option(
-    "--model-name", "--tensorrt-llm-model-name", multiple=True, help="Default: tensorrt_llm, as the clients have it."
+    "--model-name",
+    "--tensorrt-llm-model-name",
+    multiple=True,
+    help="Model to measure; default: the client's own (tensorrt_llm or ensemble).",
 )
 @options.where
 @options.dataset
 @options.random_lengths
-@options.how_many("the data set, or 30000 random prompts")
+@options.how_many("all of the data set, or 30000 random prompts")
 @options.how_to_send
 @options.connections
 @options.results
 @options.settled
 @click.pass_context
 def bench(ctx: click.Context, /, words: tuple[str, ...], as_json: bool, **values: Any) -> None:
-    """The TensorRT-LLM backend's client commands, with their flags, figures and table.
+    """Run one of the TensorRT-LLM backend's benchmark clients, with its flags, figures and table.
 
-    Put it in place of ``python3 benchmark_core_model.py`` or ``identity_test.py``; the client's name may stand first or
-    be left out. Flags may be written with _ or -, before or after the workload. Flags that mean nothing here are said.
+    Use it in place of `python3 benchmark_core_model.py` or `identity_test.py`; the client's name may come first or be
+    left out. Flags may be written with _ or -, before or after the workload. A flag that has no effect here is named
+    in a note.
 
     \b
     Examples:
@@ -93,15 +102,26 @@ def _keep(outcome: clients.Outcome, wanted: Asked) -> None:
 @click.command(cls=options.EitherSpelling)
 @click.argument("model_a")
 @click.argument("model_b")
-@click.option("-i", "--protocol", type=click.Choice(["grpc", "http"]), default="grpc", show_default=True)
-@click.option("-c", "--concurrency", type=click.IntRange(1, 4096), help="Requests kept in flight.  [default: 8]")
-@click.option("--isl", type=options.LENGTH, help="Input tokens, where there is no data set.")
-@click.option("--osl", type=options.LENGTH, help="Output tokens, where there is no data set.")
 @click.option(
-    "--repeats", type=click.IntRange(1, 100), default=4, show_default=True, help="Pairs of runs, an even number."
+    "-i",
+    "--protocol",
+    type=click.Choice(["grpc", "http"]),
+    default="grpc",
+    show_default=True,
+    help="Triton's protocol.",
+)
+@click.option("-c", "--concurrency", type=click.IntRange(1, 4096), help="Requests kept in flight.  [default: 8]")
+@click.option("--isl", type=options.LENGTH, help="Input tokens of each request, instead of --dataset.")
+@click.option("--osl", type=options.LENGTH, help="Output tokens of each request, instead of --dataset.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 100),
+    default=4,
+    show_default=True,
+    help="Pairs of runs; an odd number gets one more.",
 )
 @options.dataset
-@options.how_many("the data set, or 50")
+@options.how_many("all of the data set, or 50 random prompts")
 @options.where
 @options.how_to_send
 def compare(
@@ -113,11 +133,10 @@ def compare(
     stream_timeout: float | None,
     **values: Any,
 ) -> None:
-    """How much faster MODEL_B is than MODEL_A, on one server and the same prompts.
+    """Measure how much faster MODEL_B is than MODEL_A, on the same server and prompts.
 
-    Both are run in pairs (A B, B A, ...; an odd --repeats gets one more, so that each comes first as often), each run
-    with --num_requests requests, by default 50 or the data set. The speed-up is the mean over the pairs, with the
-    interval in which it lies with 95 % confidence.
+    Both are run in pairs (A B, B A, ...), so that each comes first equally often, and each run sends --num_requests
+    requests. The speed-up is the mean over the pairs, with its 95 % confidence interval.
 
     \b
     Examples:

@@ -106,54 +106,83 @@ PLACE = click.Path(path_type=Path)
 LENGTH = click.IntRange(1, MOST_TOKENS)
 
 where = stacked(
-    click.option("-u", "--url", metavar="HOST:PORT", help="Server; by default localhost, port 8000 or 8001 for gRPC."),
-    click.option("-t", "--stream-timeout", type=Finite(0.001), metavar="S", help="Longest wait for one answer."),
-    click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Of this client."),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random lengths and gaps."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
+    click.option(
+        "-u", "--url", metavar="HOST:PORT", help="Server; default: localhost:8000 for HTTP, localhost:8001 for gRPC."
+    ),
+    click.option(
+        "-t",
+        "--stream-timeout",
+        type=Finite(0.001),
+        metavar="SECONDS",
+        help="Longest wait for one answer, in seconds.  [default: 120]",
+    ),
+    click.option(
+        "--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes of the client."
+    ),
+    click.option(
+        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random lengths and gaps."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
 )
 
 
 def how_many(default: str) -> Wrap:
     """The number of requests; `default` is what --help says of it."""
-    return click.option("--num-requests", type=click.IntRange(1, MOST_REQUESTS), help=f"Default: {default}.")
+    return click.option(
+        "--num-requests", type=click.IntRange(1, MOST_REQUESTS), help=f"Requests of each run; default: {default}."
+    )
 
 
 how_to_send = stacked(
-    click.option("--max-input-len", type=LENGTH, help="Longer prompts are left out."),
-    click.option("--request-rate", type=Finite(), help="Requests/s; -1: all at once."),
+    click.option("--max-input-len", type=LENGTH, help="Leave out prompts of more tokens than this."),
+    click.option("--request-rate", type=Finite(), help="Requests/s; -1: all at once.  [default: -1]"),
     click.option(
         "--time-delay-dist",
         type=click.Choice(["exponential_dist", "constant"]),
-        help="Gaps between requests at a rate.  [default: exponential_dist]",
+        metavar="[exponential_dist|constant]",  # click would print it with the hyphens that it compares by
+        help="Law of the gaps between requests at --request-rate.  [default: exponential_dist]",
     ),
-    click.option("--time-bet-reqs", type=Finite(), multiple=True, metavar="S...", help="Gaps in seconds, in turn."),
+    click.option(
+        "--time-bet-reqs",
+        type=Finite(),
+        multiple=True,
+        metavar="SECONDS...",
+        help="Gaps between requests in seconds, used in turn.",
+    ),
 )
 
 dataset = stacked(
-    click.option("--dataset", type=PLACE, help="JSON list of {input, instruction, output}."),
-    click.option("--tokenizer-dir", type=PLACE, help="Folder of a tokenizer.json; default: the server's."),
-    click.option("--op-tokens-per-word", type=Finite(above=0), help="Tokens asked per word of output.  [default: 1.3]"),
+    click.option("--dataset", type=PLACE, help="Prompts: a JSON list of {input, instruction, output}."),
+    click.option(
+        "--tokenizer-dir", type=PLACE, help="Folder of the model's tokenizer.json; default: as the server names it."
+    ),
+    click.option(
+        "--op-tokens-per-word",
+        type=Finite(above=0),
+        help="Output tokens to request for each word of a data set's output.  [default: 1.3]",
+    ),
 )
 
 random_lengths = stacked(
-    click.option("--input-mean", type=LENGTH, help="token_norm_dist: tokens of prompts."),
-    click.option("--input-stdev", type=Finite(0), help="token_norm_dist: their deviation."),
-    click.option("--output-mean", type=LENGTH, help="token_norm_dist: tokens of answers."),
-    click.option("--output-stdev", type=Finite(0), help="token_norm_dist: their deviation."),
-    click.option("--vocab-size", type=click.IntRange(1, 2**31), help="token_norm_dist: ids are below it."),
+    click.option("--input-mean", type=LENGTH, help="token_norm_dist: mean tokens of a prompt."),
+    click.option("--input-stdev", type=Finite(0), help="token_norm_dist: standard deviation of prompt tokens."),
+    click.option("--output-mean", type=LENGTH, help="token_norm_dist: mean tokens of an answer."),
+    click.option("--output-stdev", type=Finite(0), help="token_norm_dist: standard deviation of answer tokens."),
+    click.option("--vocab-size", type=click.IntRange(1, 2**31), help="token_norm_dist: draw token ids below this."),
 )
 
 results = stacked(
-    click.option("--op-stats-csv", type=FILE, help="Append the figures to this CSV file."),
-    click.option("--dump-perfetto-trace", is_flag=True, help="Write prfetto_dump.json here."),
+    click.option("--op-stats-csv", type=FILE, help="CSV file to append the figures to."),
+    click.option(
+        "--dump-perfetto-trace", is_flag=True, help="Write a trace, prfetto_dump.json, into the current folder."
+    ),
 )
 
 connections = click.option(
     "-c",
     "--concurrency",
     type=click.IntRange(1),
-    help="Over HTTP: most requests in flight when all are sent at once.  [default: 128]",
+    help="Over HTTP: most requests in flight if all are sent at once.  [default: 128]",
 )
 
 settled = stacked(

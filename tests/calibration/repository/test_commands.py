@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from calibration.__main__ import main
 from calibration.errors import RepositoryError
+from triton_tools.repository.commands import BUILD_EPILOG
 from triton_tools.repository.source import places, read_source
 from triton_tools.repository.template import filled, substitutions
 
@@ -66,6 +67,13 @@ def test_bad_input_is_one_line_and_status_2(arguments: list[str]) -> None:
 @pytest.mark.parametrize("command", ["build", "check", "fill"])
 def test_help_shows_an_example(command: str) -> None:
     assert f"python -m calibration repository {command}" in run(command, "--help").stdout
+
+
+def test_the_examples_of_build_can_be_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    examples = [line.split()[4:] for line in BUILD_EPILOG.splitlines() if line.startswith("  python -m")]
+    assert len(examples) == 3
+    assert [run(*example).exit_code for example in examples] == [0, 0, 0]
 
 
 def test_fill_prints_as_the_original(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Measures LLM servers and keeps the points. Start reading at calibration/run.py."""
+"""Measure LLM servers and store the points. Start reading at calibration/run.py."""

@@ -396,6 +396,8 @@ def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
     Example: python -m calibration export 3 --out points.csv
              python -m calibration export 3 --out run3.zip
     """
+    from sizing.cli.demand import write  # loads numpy and more, which the other commands do without
+
     store = Store()
     if out is not None and out.suffix.lower() == BUNDLE:
         if as_json:
@@ -409,10 +411,7 @@ def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
     if out is None:
         click.echo(text, nl=False)
         return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"--out {out}: cannot be written ({error.strerror})") from None
+    write(out, [text])
     click.echo(f"{len(points)} points written to {out}", err=True)
 
 

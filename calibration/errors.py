@@ -5,16 +5,16 @@
     ├── FileError     a file of a benchmark tool, a data set or a trace is not what it should be
     ├── ClientLimitedError   the load generator on this machine cannot keep up with the planned load
     ├── ServerError   a server cannot be started, reached or understood, or stopped answering
-    │   └── NothingAnswered   the server is there, but answered no request of one level: others may go better
+    │   └── NothingAnswered   the server is there, but answered no request of one level: others may succeed
     ├── RepositoryError   a model repository cannot be built, filled or read: option, file and what are named
     ├── WorkerError   a process of the load generator died in the middle of a level
     ├── Cancelled     a level was cancelled while it was measured
-    ├── Undecided     what was measured is too little, or too uncertain, for the answer asked for
+    ├── Undecided     the measurements are too few, or too uncertain, for an answer
     └── StoreError    runs and points cannot be written or read, or the run asked for does not exist
-        └── StoreAway   the database does not answer now; what was tried may well succeed in a moment
+        └── StoreAway   the database does not answer at the moment: the same may succeed a little later
 
-Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is: whatever words of
-a server or a file it quotes, it is never longer than `sizing.errors.LONGEST`.
+Each message is one line that says what was wrong, where, and what to do. The CLI prints it unchanged: whatever a
+message quotes of a server or a file, it is never longer than `sizing.errors.LONGEST`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEY = "{key}"
 class CalibrationError(Exception):
     """Base of all errors this package raises on purpose.
 
-    `key` is the key of a plan that the message is about, as ``server.model``: it stands where `message` has `KEY`.
+    `key` is the plan's key that the message is about, such as ``server.model``; it replaces `KEY` in `message`.
     """
 
     def __init__(self, message: str = "", key: str = "") -> None:
@@ -38,7 +38,7 @@ class CalibrationError(Exception):
         super().__init__(one_line(message.replace(KEY, f"{key} in the plan") if key else message))
 
     def named(self, names: Mapping[str, str]) -> Self:
-        """The same for somebody who wrote no plan and knows its keys by other `names`."""
+        """The same error for a user who wrote no plan and knows its keys by other `names`."""
         name = names.get(self.key)
         return self if name is None else type(self)(self.message.replace(KEY, name))
 
@@ -52,7 +52,7 @@ class ServerError(CalibrationError):
 
 
 class NothingAnswered(ServerError):
-    """No request of a level was answered in its window; the first error is named. Other levels may go better."""
+    """No request of a level was answered in its window; the first error is named. Other levels may succeed."""
 
 
 class StoreError(CalibrationError):
@@ -60,7 +60,7 @@ class StoreError(CalibrationError):
 
 
 class StoreAway(StoreError):
-    """The database does not answer now, or is locked; what was tried may well succeed in a moment."""
+    """The database does not answer at the moment, or is locked: the same may succeed a little later."""
 
 
 class FileError(CalibrationError):
@@ -80,7 +80,7 @@ class WorkerError(CalibrationError):
 
 
 class Undecided(CalibrationError):
-    """What was measured is too little, or too uncertain, for the answer asked for."""
+    """The measurements are too few, or too uncertain, for an answer."""
 
 
 class Cancelled(CalibrationError):

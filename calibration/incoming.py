@@ -1,4 +1,4 @@
-"""Files that come in: exported runs, points tables and the files of other tools, by path or as an upload."""
+"""Imported files: exported runs, points tables and the files of other tools, by path or as an upload."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ POINTS_TABLE = "points"
 MOST_UPLOAD_BYTES = 20 * 1000 * 1000
 MOST_UPLOAD_POINTS = 10_000
 MOST_UPLOAD_VALUES = 20_000_000
-"""Of a request log: 160 MB in memory, however small the file is."""
+"""Most values of a request log: 160 MB in memory, however small the file."""
 LONGEST_NAME = 80
 
 
 def read_file(file: Path, kind: str | None, said: Mapping[str, object], most: int = MOST_POINTS) -> list[Measurement]:
-    """What a points table or the file of another tool measures, every level once, and at most `most` of them.
+    """The measurements in a points table or in another tool's file, each level once, and at most `most` of them.
 
-    `kind`: POINTS_TABLE or one of `calibration.importers.KINDS`, told from the content if None; `said` is what the
+    `kind`: POINTS_TABLE or one of `calibration.importers.KINDS`, detected from the content if None. `said` is what the
     file leaves out, by the names of `importers.reading.KnownFacts`. Raises FileError or PointsError, one line; a file
-    of too many points is refused before the rest of it is looked at.
+    with too many points is refused before the rest of it is read.
     """
     if kind == POINTS_TABLE or (kind is None and _is_points_table(file)):
         nothing_said("a points table", said)
@@ -53,7 +53,7 @@ def read_file(file: Path, kind: str | None, said: Mapping[str, object], most: in
 
 
 def nothing_said(what: str, said: Mapping[str, object]) -> None:
-    """Raises FileError where something is said of a file that says everything itself."""
+    """Raises FileError if an option describes a file that is complete by itself."""
     if said:
         flag = next(iter(said)).replace("_", "-")
         raise FileError(f"--{flag}: {what} already says it; omit the option")
@@ -64,7 +64,7 @@ def _is_points_table(file: Path) -> bool:
 
 
 def _columns(file: Path) -> set[str]:
-    """What the first line names, if the file is a CSV."""
+    """The columns named in the first line, if the file is a CSV."""
     try:
         with file.open(encoding="utf-8-sig") as text:
             head = text.readline(4096)
@@ -75,9 +75,9 @@ def _columns(file: Path) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file as it came from a browser: its name, which is shown and never used as a path, and its bytes.
+    """A file uploaded from a browser: its name, which is shown and never used as a path, and its bytes.
 
-    `kind` and `said` as in `read_file`, `said` as pairs.
+    `kind` and `said` are as in `read_file`, `said` as pairs.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Upload:
 
     @property
     def digest(self) -> str:
-        """The same for the same content under the same name, read in the same way."""
+        """The same for the same content with the same name, `kind` and `said`."""
         told = repr((self.name, self.kind, self.said)).encode()
         return hashlib.sha256(told + hashlib.sha256(self.content).digest()).hexdigest()
 
@@ -99,7 +99,7 @@ class Upload:
 
 
 def preview(store: Store, upload: Upload) -> tuple[Point, ...]:
-    """The points in an upload; nothing is kept. Raises FileError or PointsError, one line that calls it by its name."""
+    """The points in an upload; nothing is stored. Raises FileError or PointsError, one line with the upload's name."""
     with _laid_down(store, upload) as file:
         if _whole_run(upload, file):
             with read_bundle(file, MOST_UPLOAD_VALUES) as bundle:
@@ -112,9 +112,9 @@ def preview(store: Store, upload: Upload) -> tuple[Point, ...]:
 
 
 def take_in(store: Store, upload: Upload) -> tuple[int, bool]:
-    """Keep an upload whose preview was accepted: the number of its run, and whether it is new to the store.
+    """Store an upload whose preview was accepted: the number of its run, and whether it is new to the store.
 
-    Raises FileError, PointsError or StoreError, and nothing is kept then.
+    Raises FileError, PointsError or StoreError; then nothing is stored.
     """
     preview(store, upload)
     with _laid_down(store, upload) as file:
@@ -137,7 +137,7 @@ def _read(upload: Upload, file: Path) -> list[Measurement]:
 
 @contextmanager
 def _laid_down(store: Store, upload: Upload) -> Iterator[Path]:
-    """The upload as a file among the store's records, under a name of ours, for as long as it is read."""
+    """The upload as a temporary file among the store's records, under a name of our own."""
     if len(upload.content) > MOST_UPLOAD_BYTES:
         most = MOST_UPLOAD_BYTES // 1_000_000
         raise FileError(f"{upload.shown_name}: larger than {most} MB: import it by python -m calibration import FILE")

@@ -1,8 +1,8 @@
-"""Runs started from the app: a process of its own for each, only where the operator allows it and only at his servers.
+"""Runs started from the app, each in its own process, if the operator allows it and only at the operator's servers.
 
-Environment variables are the operator's: SIZING_ALLOW_RUNS=1 turns starting on, SIZING_RUN_TARGETS names the servers
-that may be measured, host:port with commas between, and SIZING_RUN_API_KEY, if set, is the key that OpenAI servers
-among them get. The state of a run is in the store; nothing is held here.
+The operator sets environment variables: SIZING_ALLOW_RUNS=1 allows starting, SIZING_RUN_TARGETS lists the servers that
+may be measured (host:port, separated by commas), and SIZING_RUN_API_KEY, if set, is the key for OpenAI servers among
+them. The state of a run is in the store, not here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALLOW_VARIABLE = "SIZING_ALLOW_RUNS"
 TARGETS_VARIABLE = "SIZING_RUN_TARGETS"
 KEY_VARIABLE = "SIZING_RUN_API_KEY"
 PATIENCE_S = 20.0
-"""After a request to stop a run has this long to drop its level, and half as long again after SIGTERM."""
+"""Time that a run has to stop when it is asked to; after SIGTERM it has half as long again."""
 LOOK_EVERY_S = 0.2
 ASK_WITHIN_S = 8.0
 LOG_BYTES = 8000
@@ -52,11 +52,11 @@ _PASSED_ON = (
     KEY_VARIABLE,
 )
 _PASSED_ON_FAMILY = "PG"
-"""Of PostgreSQL's client: where its certificates and passwords are."""
+"""Prefix of the variables of PostgreSQL's client, such as the places of certificates and passwords."""
 
 
 class Targets(NamedTuple):
-    """What the operator's list comes to: the servers that may be measured, and the entries that are no host:port."""
+    """The operator's list: the servers that may be measured, and the entries that are not host:port."""
 
     allowed: tuple[str, ...]
     faulty: tuple[str, ...]
@@ -68,12 +68,12 @@ def is_allowed() -> bool:
 
 
 def targets() -> Targets:
-    """The operator's list of servers, each once, in its order."""
+    """The operator's list of servers, in its order, without repetitions."""
     return parse_targets(os.environ.get(TARGETS_VARIABLE, ""))
 
 
 def parse_targets(text: str) -> Targets:
-    """The servers in a list such as ``gpu-7:8001, gpu-8:8001``; host names in small letters.
+    """The servers in a list such as ``gpu-7:8001, gpu-8:8001``, in lower case.
 
     >>> parse_targets("GPU-7:8001,http://evil:80/x").allowed
     ('gpu-7:8001',)
@@ -84,10 +84,10 @@ def parse_targets(text: str) -> Targets:
 
 
 def start(store: Store, file: PlanFile) -> int:
-    """Start a run by `file` in a process of its own; its number. The points will wait to be accepted.
+    """Start a run of the plan in its own process, and return its number. Its points must be accepted before use.
 
-    Raises PlanError if the operator does not allow it, StoreError if a run at the same server is going on or the
-    store refuses.
+    Raises PlanError if the operator does not allow it, StoreError if a run at the same server is active or the store
+    fails.
     """
     server = file.plan.server
     check_target(server.address)
@@ -99,7 +99,7 @@ def start(store: Store, file: PlanFile) -> int:
 
 
 def go_on(store: Store, run_id: int) -> None:
-    """Start a run again that was lost, failed or interrupted: it measures the levels left. Raises as `start`."""
+    """Continue a run that was lost, failed or interrupted with its remaining levels. Raises as `start` does."""
     run = store.run(run_id)
     check_target(run.target)
     requeue(store, run_id)
@@ -107,9 +107,9 @@ def go_on(store: Store, run_id: int) -> None:
 
 
 def answering_at(target: str) -> Answering:
-    """What answers at a server of the operator's list, asked within `ASK_WITHIN_S` in all.
+    """What answers at a server of the operator's list, within `ASK_WITHIN_S` in all.
 
-    The operator's key goes only to a server that wants one. Raises PlanError if the target is not on the list,
+    The operator's key is sent only to a server that asks for one. Raises PlanError if the target is not on the list,
     ServerError, one line, if nothing that can be measured answers.
     """
     check_target(target)
@@ -117,12 +117,12 @@ def answering_at(target: str) -> Answering:
     threading.Thread(target=_ask, args=(target, asked), daemon=True, name=f"ask {target}").start()
     try:
         return asked.result(ASK_WITHIN_S)
-    except TimeoutError:  # a host whose name nobody resolves, which no time-out of a connection ends
+    except TimeoutError:  # a name that takes long to resolve, for which connections have no time-out
         raise ServerError(f"{target}: no answer within {ASK_WITHIN_S:g} s; correct the address") from None
 
 
 def _ask(target: str, asked: Future[Answering]) -> None:
-    from calibration.target import answering  # loads the clients, which a page that asks nobody does without
+    from calibration.target import answering  # loads the clients, which most pages do not need
 
     server = ServerPlan(protocol="openai", url=target, model="ensemble")
     try:
@@ -130,12 +130,12 @@ def _ask(target: str, asked: Future[Answering]) -> None:
         if found.protocol == "openai" and not found.models and os.environ.get(KEY_VARIABLE):
             found = answering(server.model_copy(update={"api_key_env": KEY_VARIABLE}))
         asked.set_result(found)
-    except Exception as error:  # told to who waits
+    except Exception as error:  # raised again where the answer is awaited
         asked.set_exception(error)
 
 
 def check_target(target: str) -> None:
-    """Raises PlanError if starting is off, or `target` is not on the operator's list."""
+    """Raises PlanError if starting runs is not allowed, or if `target` is not on the operator's list."""
     _check_allowed()
     if target.lower() not in targets().allowed:
         raise PlanError(f"{clean(target)[:80]} is not on the operator's list of servers: add it to {TARGETS_VARIABLE}")
@@ -149,9 +149,9 @@ def _check_allowed() -> None:
 
 
 def stop(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
-    """Ask a run to stop, and see to it in a thread of its own: `seen_to` is what it does.
+    """Ask a run to stop; a thread makes sure that it does (`seen_to`).
 
-    Raises PlanError where runs may not be started either, StoreError if the store refuses.
+    Raises PlanError if starting and stopping runs is not allowed, StoreError if the store fails.
     """
     _check_allowed()
     ask_to_stop(store, run_id)
@@ -159,9 +159,9 @@ def stop(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
 
 
 def seen_to(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
-    """Wait until a run that was asked to stop has; after `patience_s` its processes get SIGTERM, later SIGKILL.
+    """Wait until a run has stopped as asked; after `patience_s` its processes receive SIGTERM, later SIGKILL.
 
-    Only processes of this machine that are certainly the run's are signalled.
+    Only processes on this machine that certainly belong to the run are signalled.
     """
     for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, patience_s / 2)):
         if _ends_within(store, run_id, wait_s):
@@ -175,7 +175,7 @@ def seen_to(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
 
 
 def log_tail(store: Store, run_id: int) -> str:
-    """The last lines of a run: of its file where that is on this machine, else those that the store was told."""
+    """The last lines of a run: from its log file if that is on this machine, else those in the store."""
     try:
         with (store.folder(run_id) / LOG_FILE).open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -187,7 +187,7 @@ def log_tail(store: Store, run_id: int) -> str:
 
 
 _children: list[subprocess.Popen[bytes]] = []
-"""Those that this process has started: asked how they ended when the next one starts, lest they stay as zombies."""
+"""Processes started by this one; they are polled when the next one starts, so that none stays a zombie."""
 
 
 def _launch(store: Store, run_id: int, plan: str) -> None:
@@ -202,7 +202,7 @@ def _launch(store: Store, run_id: int, plan: str) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # it outlives the app, and its number is that of its process group
+                start_new_session=True,  # it outlives the app, and its pid is that of its process group
                 env=_environment(store),
             )
     except OSError as error:
@@ -213,7 +213,7 @@ def _launch(store: Store, run_id: int, plan: str) -> None:
 
 
 def _environment(store: Store) -> dict[str, str]:
-    """What a run needs and no more: no keys or passwords that the app has for other purposes."""
+    """The variables that a run needs, without keys and passwords that the app has for other purposes."""
     passed = {
         name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_FAMILY)
     }
@@ -234,10 +234,10 @@ def _signal(group: int, number: signal.Signals) -> None:
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
-        return  # it has just ended, or is another user's
+        return  # it has just ended, or belongs to another user
 
 
-# --- A plan from the fields of a form, checked as every plan is; and how long it will take, before it is started
+# --- A plan from the fields of a form, checked like any other; and the time it will take, before it is started
 
 Text = str | int
 Question = Mapping[str, str | float | int]
@@ -245,13 +245,13 @@ Question = Mapping[str, str | float | int]
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """The fields. `labels` are keys of a plan's ``deployment``; what is not there the server says itself, or else it is
-    as `assumed`.
+    """The fields. `labels` are keys of a plan's ``deployment``; the server reports the others, and `assumed` has values
+    for those that it does not report.
 
     `endpoint` is for protocol openai. `metrics` is the host:port of the server's own metrics, empty for none. A level
-    is measured until its means are known to `half_width`, for `longest_s` seconds at most. `long_isl`: prompts of one
-    more level, of a single user; 0: none. `question` are keys of a plan's ``adaptive``: with them only those levels of
-    `concurrency` are measured that the question needs.
+    is measured until its means are known to `half_width`, for `longest_s` seconds at most. `long_isl`: tokens of the
+    prompts of one more level, with a single user; 0: none. `question` are keys of a plan's ``adaptive``; with them,
+    only the levels of `concurrency` that the question needs are measured.
     """
 
     target: str
@@ -272,7 +272,7 @@ class NewRun:
 
 
 def plan_file(new: NewRun) -> PlanFile:
-    """The plan of those fields. Raises PlanError, one line that names the field."""
+    """The plan in the fields. Raises PlanError, one line that names the field."""
     server: dict[str, object] = {"url": new.target, "model": new.model, "protocol": new.protocol}
     if new.protocol == "openai":
         server |= {"url": f"http://{new.target}", "endpoint": new.endpoint}
@@ -299,22 +299,22 @@ def plan_file(new: NewRun) -> PlanFile:
 
 
 class Duration(NamedTuple):
-    """Seconds of the server that a plan takes: as expected, or `at_most` so many."""
+    """Seconds of server time that a plan takes: an expectation, or `at_most` so many."""
 
     seconds: float
     at_most: bool
 
     def gpu_minutes(self, gpus: int) -> float:
-        """The same for all GPUs of the replica that is measured."""
+        """The same in minutes, times the GPUs of the replica that is measured."""
         return self.seconds * gpus / 60
 
 
 def duration(plan: SweepPlan, points: Sequence[Point], gpus: int = 1) -> Duration:
-    """How long `plan` takes on a replica of `gpus` GPUs: of an adaptive one the budget and what verifies it, else the
-    sum over its levels.
+    """How long `plan` takes on a replica of `gpus` GPUs: for an adaptive plan its budget and verification, else the sum
+    over its levels.
 
-    `points` are of the same deployment, measured before: with one of the same lengths the sweep's own estimate is
-    used; without any, every level is taken to be measured as long as it may (its warm-up is not known and left out).
+    `points` were measured on the same deployment before. If one has the same lengths, the sweep's own estimate is used;
+    otherwise every level is assumed to take its longest time, without the warm-up, which is unknown.
     """
     if plan.adaptive is not None:
         return Duration(plan.adaptive.budget_s(gpus) + 60 * plan.adaptive.verify_minutes, True)
@@ -328,8 +328,8 @@ def duration(plan: SweepPlan, points: Sequence[Point], gpus: int = 1) -> Duratio
 
 
 def _expected_s(plan: SweepPlan, level: Level, alike: Sequence[Point]) -> float:
-    """The sweep's own estimate, as if the point with the most similar number of users had just been measured."""
-    from calibration.levels import Pace  # loads the clients, which a page that starts nothing does without
+    """The sweep's own estimate, as if the point with the nearest number of users had just been measured."""
+    from calibration.levels import Pace  # loads the clients, which most pages do not need
 
     near = min(alike, key=lambda point: abs(math.log(point.load_value / level.value)))
     assert near.e2e_mean_s is not None, "only such points are asked"

@@ -1,4 +1,4 @@
-"""Levels on their way to be measured: how long each takes, the load that it is, and which of them comes next."""
+"""Levels to be measured: how long each takes, which load it puts on the server, and which of them comes next."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from calibration.errors import PlanError
 from calibration.load.loops import Job, schedule_times
 from calibration.plan import Level, SweepPlan
+from calibration.records import MOST_REQUESTS
 from calibration.target import Target
 from sizing.errors import ScenarioError
 from sizing.numbers import significant
@@ -35,7 +36,7 @@ Says = Callable[[str], None]
 class Pace:
     """Latest observed speed for requests of `lengths`: mean E2E of `e2e_s` with `users` in flight.
 
-    `ttft_s` and `itl_s` are those of a request alone on the server.
+    `ttft_s` and `itl_s` are those of a single request on the idle server.
     """
 
     lengths: Lengths
@@ -49,7 +50,7 @@ class Pace:
         return replace(self, users=point.mean_in_flight or self.users, e2e_s=point.e2e_mean_s or self.e2e_s)
 
     def e2e_at_s(self, users: float) -> float:
-        """An estimate for another load, good enough for progress bars: E2E grows with the square root of the users."""
+        """E2E at another load, good enough for progress bars: it is taken to grow with the square root of the users."""
         return self.e2e_s * math.sqrt(max(1.0, users / self.users))
 
     def alone_s(self, lengths: Lengths) -> float:
@@ -57,7 +58,7 @@ class Pace:
         return self.ttft_s + max(0.0, lengths.osl - 1) * self.itl_s or self.e2e_s
 
     def expected_s(self, plan: SweepPlan, level: Level) -> float:
-        """Seconds that `level` will take: ramp and warm-up, measuring, end of the last request."""
+        """Seconds that `level` will take: ramp and warm-up, measuring, and the last requests."""
         if level.kind in ("schedule", "trace"):
             return float(arrivals_of(plan, level, self)[-1]) + self.e2e_s
         alone_s = self.alone_s(level.lengths)
@@ -78,7 +79,7 @@ class Pace:
         return max(1, math.ceil(users))
 
     def tokens_per_s(self, plan: SweepPlan, level: Level) -> float:
-        """Output tokens/s guessed for the level on the loaded server."""
+        """Estimated output tokens/s of the level on the loaded server."""
         if not level.closed:
             return _peak_per_s(plan, level) * level.lengths.osl
         return level.value * level.lengths.osl / self.e2e_at_s(level.value)
@@ -95,13 +96,13 @@ def _peak_per_s(plan: SweepPlan, level: Level) -> float:
 
 
 def turns_of(plan: SweepPlan, level: Level) -> float:
-    """Mean requests that come of one arrival, or of one round of a user: the turns of a session, else 1."""
+    """Mean requests of one arrival, or of one round of a user: the turns of a session, else 1."""
     talk = plan.lengths[level.entry].sessions
     return 1.0 if talk is None else talk.mean_turns
 
 
 def session_s(plan: SweepPlan, level: Level, e2e_s: float) -> float:
-    """Mean time of a session whose turns take `e2e_s`, thinking included; of what is no session, of a request."""
+    """Mean time of a session whose turns take `e2e_s`, think time included; without sessions, of a request."""
     talk = plan.lengths[level.entry].sessions
     return e2e_s if talk is None else e2e_s + (turns_of(plan, level) - 1) * (e2e_s + talk.started_at(1.0).think_s)
 
@@ -109,8 +110,9 @@ def session_s(plan: SweepPlan, level: Level, e2e_s: float) -> float:
 def expected_requests(plan: SweepPlan, level: Level) -> int:
     """Estimated requests of a level, ignoring its time budget.
 
-    A mean of n values with variation c is known to ±1.96 c / √n. Most variation is in the output length, and E2E adds
-    about 20 %; answers are correlated and intervals are checked in steps, which takes half as many again.
+    A mean of n values with coefficient of variation c is known to ±1.96 c / √n. Most of the variation is in the output
+    length, and E2E adds about 20 %. Half as many again are needed because answers are correlated and intervals are
+    checked in steps.
     """
     until = plan.until_of(level)
     if until.requests_max is not None:
@@ -121,12 +123,12 @@ def expected_requests(plan: SweepPlan, level: Level) -> int:
 
 
 def warm_up_arrivals(plan: SweepPlan, level: Level, pace: Pace) -> int:
-    """Arrivals excluded as warm-up in an open loop: `warm_up` for each request or session under way by Little's law."""
+    """Arrivals excluded as warm-up in an open loop: `warm_up` per request or session in flight, by Little's law."""
     return plan.warm_up * max(1, math.ceil(level.value * session_s(plan, level, pace.e2e_s)))
 
 
 def job_of(target: Target, level: Level, pace: Pace) -> Job:
-    """The load of `level`, in the form that the load generator's processes receive."""
+    """The load of `level`, as the load generator's processes receive it."""
     plan = target.plan
     requests = target.source(level.entry, target.seed(level), evenly=level.closed, replayed=level.kind == "trace")
     if level.closed:
@@ -156,7 +158,9 @@ def _ahead(plan: SweepPlan, level: Level, per_s: float) -> int:
 
 
 def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
-    """Due times of the requests of an open loop, or of first turns, seconds from its start, warm-up requests first."""
+    """Due times of the requests of an open loop, or of first turns, in seconds from its start, warm-up first.
+
+    At most MOST_REQUESTS, since no more can be stored."""
     rng = np.random.default_rng([plan.seed, level.index])
     law = Arrivals.parse(plan.arrivals)
     if level.kind == "schedule":
@@ -171,7 +175,7 @@ def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
     requests = (until.requests_max or level.requests) / turns_of(plan, level)
     longest = 0 if until.requests_max else math.ceil(level.value * (until.budget_s or 0.0))
     wanted = max(math.ceil(requests), longest)
-    return law.times(warm_up + wanted + 1, level.value, rng)
+    return law.times(min(warm_up + wanted + 1, MOST_REQUESTS), level.value, rng)
 
 
 class Order(Protocol):
@@ -181,14 +185,14 @@ class Order(Protocol):
         """The level to measure after `points`, the run's points so far; None when the run is complete."""
 
     def skip(self, level: Level) -> None:
-        """`level`, the last one chosen, has no point and will get none: do not choose it again."""
+        """Do not choose `level`, the last one chosen, again: it has no point and will get none."""
 
     def expected_s(self, pace: Pace) -> tuple[float, float]:
         """Estimated seconds for the last level chosen, and for the remaining levels."""
 
 
 def order_of(target: Target, levels: Sequence[Level], pace: Pace, says: Says) -> Order:
-    """The order that the plan asks for over `levels`, those without a point. `says` is told the time it may take."""
+    """The plan's order of `levels`, those without a point. `says` receives a line on the time that they may take."""
     plan = target.plan
     if plan.adaptive is not None:
         return AsNeeded(target, levels, pace, says)
@@ -237,7 +241,7 @@ class ThenRandomArrivals:
         return self._level
 
     def _check(self, points: Sequence[Point]) -> Level | None:
-        """The first of the lengths that has closed-loop points and no other."""
+        """A level at the first of the lengths that has only closed-loop points."""
         plan, levels = self._target.plan, self._target.levels
         for entry in set(range(len(plan.lengths))) - self._skipped:
             if plan.lengths[entry].concurrency is not None or plan.lengths[entry].sessions is not None:
@@ -281,7 +285,7 @@ class AsNeeded:
             says("no verification at the end: none of the plan's lengths are those that its question is about")
 
     def skip(self, level: Level) -> None:
-        """The choice follows from the points alone: without one it would be the same level for good."""
+        """The choice depends on the points alone: without a new one the same level would be chosen again."""
         self._choosing = False
 
     def next(self, points: Sequence[Point]) -> Level | None:
@@ -295,7 +299,7 @@ class AsNeeded:
         return self._after.next(points) or self._verify(points)
 
     def _verify(self, points: Sequence[Point]) -> Level | None:
-        """Once, the load that a replica is planned for; None where there is no plan, or that load was measured."""
+        """The planned load of a replica, once; None if there is no plan, or if that load was measured already."""
         if not self._verify_s or self._verifying is not None:
             return None
         planned_per_s, plan, asked = self._adaptive.planned_per_s(points), self._target.plan, self._asked
@@ -320,8 +324,8 @@ class AsNeeded:
 
 
 def untried(planned_per_s: float, points: Sequence[Point], question: Question) -> float:
-    """The load to verify at, in three digits. A run measures a level once: where this one did not tell all that the
-    question limits, a little less."""
+    """The load at which to verify, in three digits. A run measures a level only once: after an inconclusive
+    verification it is a little less."""
     rate_per_s = float(f"{planned_per_s:.3g}")
     while any(is_at(point, rate_per_s, question) and not _tells(point, question) for point in points):
         rate_per_s = float(f"{LITTLE_LESS * rate_per_s:.4g}")
@@ -329,14 +333,14 @@ def untried(planned_per_s: float, points: Sequence[Point], question: Question) -
 
 
 def is_at(point: Point, rate_per_s: float, question: Question) -> bool:
-    """True for the point of random arrivals at this rate, of requests as long as the question's."""
+    """True for a point of random arrivals at this rate, with the question's lengths."""
     at_rate = point.load_kind == "poisson_rate" and point.load_value == rate_per_s
     return at_rate and point.lengths.is_like(question.workload.lengths)
 
 
 def _tells(point: Point, question: Question) -> bool:
-    """Whether the point tells of the server: of one overloaded it does, of a steady one with enough requests for every
-    percentile that is limited."""
+    """Whether the point is conclusive: the server was overloaded, or steady with enough requests for every percentile
+    that is limited."""
     limited = (f"{limit.metric}_p{limit.percentile:g}_s" for limit in question.sla.limits if limit.metric in METRICS)
     enough = all(getattr(point, name, 0.0) is not None for name in limited)
     return point.verdict == "overloaded" or (point.verdict == "steady" and enough)
@@ -349,7 +353,7 @@ def _adaptive(target: Target, pace: Pace) -> Adaptive:
 def adaptive_of(
     plan: SweepPlan, levels: Sequence[Level], replica: Deployment, guess_s: Callable[[Level], float]
 ) -> Adaptive:
-    """The choice among the closed loops of `levels` that the plan's question asks for. Raises PlanError."""
+    """The adaptive choice among the closed loops of `levels` for the plan's question. Raises PlanError."""
     from calibration.adapt import Adaptive  # loads scipy and numba, which a plain sweep does not need
 
     assert plan.adaptive is not None
@@ -373,5 +377,5 @@ def adaptive_of(
 
 
 def minutes(seconds: float) -> str:
-    """Human-readable: ``45 s``, ``3.2 minutes``."""
+    """For people: ``45 s``, ``3.2 minutes``."""
     return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.1f} minutes"

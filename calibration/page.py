@@ -1,4 +1,4 @@
-"""One answer to a GET, whole and within limits of time and size, whatever the server does with its bytes."""
+"""One complete answer to a GET, within limits of time and size, however the server sends it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LONGEST_REASON = 100
 def get(
     url: str, within_s: float, headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
 ) -> tuple[int, bytes]:
-    """Status and body of the page at `url`, connecting and reading taking `within_s` seconds together.
+    """Status and body of the page at `url`, connected to and read within `within_s` seconds in all.
 
-    `headers` are sent along; `tls` says which certificates HTTPS trusts, by default the system's. Proxies are passed by
-    and redirections not followed: what is asked is the server that the load goes to. Raises OSError, with the reason in
-    a few words, for no answer, half an answer, one of more than 4 MiB or none of HTTP.
+    `tls` holds the certificates that HTTPS trusts, by default the system's. Proxies are not used and redirections not
+    followed, because the page must come from the server under load. Raises OSError, with a short reason, if there is no
+    answer, or if it is incomplete, larger than 4 MiB or not HTTP.
     """
     deadline_s = time.monotonic() + within_s
     try:
@@ -45,23 +45,23 @@ def get(
                         raise TimeoutError(f"timed out: no whole answer within {within_s:g} s") from None
                     raise
     except (HTTPException, ValueError) as error:
-        if isinstance(error, OSError):  # a certificate that is not trusted is both
+        if isinstance(error, OSError):  # an untrusted certificate raises an error that is both
             raise
         raise OSError(f"no HTTP: {type(error).__name__}: {error}"[:LONGEST_REASON]) from None
 
 
 def _read(answer: HTTPResponse) -> tuple[int, bytes]:
     with answer:
-        body = answer.read(MOST_BYTES + 1)  # not more, whatever length the server names
+        body = answer.read(MOST_BYTES + 1)  # no more, whatever length the server claims
         if len(body) > MOST_BYTES:
             raise OSError(f"an answer of more than {MOST_BYTES >> 20} MiB")
         if answer.length:
-            raise OSError("the answer ends in its middle")
+            raise OSError("the answer is incomplete")
         return answer.status, body
 
 
 class _Cut:
-    """Shuts a socket down at `deadline_s` of time.monotonic: its own time-out starts anew with every byte."""
+    """Shuts a socket down at `deadline_s` of time.monotonic; the socket's own time-out starts again with every byte."""
 
     def __init__(self, sock: socket.socket, deadline_s: float) -> None:
         self._sock = sock
@@ -75,11 +75,11 @@ class _Cut:
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        self._timer.join()  # the number of a socket that is closed may be another's soon
+        self._timer.join()  # a closed socket's descriptor may soon belong to another socket
 
     @property
     def is_done(self) -> bool:
-        """Whether the time was over first."""
+        """Whether the deadline passed first."""
         return self._done.is_set()
 
     def _shut(self) -> None:

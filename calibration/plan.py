@@ -24,14 +24,15 @@ from pydantic import (
 
 from calibration.errors import PlanError
 from calibration.metrics.precision import Until
+from calibration.records import MOST_REQUESTS
 from calibration.requests.lengths import LengthsPlan
-from sizing.errors import ScenarioError, YamlError, first_fault
+from sizing.errors import ScenarioError, YamlError, first_fault, quoted
 from sizing.files import parse_yaml, yaml_text
 from sizing.points import LoadKind, Point
 from sizing.question import FIELDS, Question
 from sizing.workload import Arrivals, Lengths
 
-# --- What the parts of a plan share: strictness, and the types of its numbers and texts
+# --- Shared by the parts of a plan: strictness, and the types of numbers and texts
 
 
 def _known_arrivals(text: str) -> str:
@@ -44,11 +45,12 @@ def _known_arrivals(text: str) -> str:
     return text
 
 
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
 MOST_PER_S, MOST_AT_ONCE = 1e6, 100_000
-"""What no generator sends and no server answers: beyond it a plan holds a slip of the pen."""
+MOST_S, MOST_WARM_UP, MOST_PROCESSES = 1e7, 1000, 256
+"""More than any load generator sends, any server answers or anybody waits for (1e7 s are four months)."""
+Positive = Annotated[float, Field(gt=0, le=MOST_S)]
+ZeroOrMore = Annotated[float, Field(ge=0, le=MOST_S)]
+Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, le=MOST_PER_S)]
 RateOrPause = Annotated[float, Field(ge=0, le=MOST_PER_S)]
 Users = Annotated[int, Field(ge=1, le=MOST_AT_ONCE)]
@@ -67,10 +69,10 @@ Batching = Literal["in_flight", "static"]
 
 
 class TensorNames(Strict):
-    """What a model calls its tensors, where its names are not those of the TensorRT-LLM backend.
+    """The names of a model's tensors, where they are not those of the TensorRT-LLM backend.
 
-    `prompt` (text) or `token_ids` and `prompt_length` go in, with `max_tokens`; `text` or `output_ids` come out.
-    `constants` are further inputs and the value that every request gives them.
+    Inputs are `prompt` (text), or `token_ids` and `prompt_length`, and `max_tokens`; outputs are `text` or
+    `output_ids`. `constants` are further inputs, with the value that they have in every request.
     """
 
     prompt: Text | None = None
@@ -84,35 +86,37 @@ class TensorNames(Strict):
 
 Protocol = Literal["grpc", "http", "openai"]
 Endpoint = Literal["completions", "chat"]
-_ADDRESS = re.compile(r"[^/\s@]+:\d+")
-_BASE_URL = re.compile(r"(?:(https?)://)?([^/\s@?#:]+|\[[0-9a-fA-F:.]+\])(?::(\d+))?(/[^\s?#]*)?")
+_HOST, _PORT = r"([^/\s@?#:\[\]]+|\[[0-9a-fA-F:.]+\])", r":(\d{1,5})"
+_ADDRESS = re.compile(f"(){_HOST}{_PORT}")
+_BASE_URL = re.compile(f"(?:(https?)://)?{_HOST}(?:{_PORT})?" r"(/[^\s?#]*)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _OUR_HEADERS = ("host", "content-type", "content-length", "transfer-encoding", "connection", "accept")
-_SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "api-key", "x-api-key")
+_SECRET_WORDS = {"authorization", "auth", "cookie", "key", "apikey", "token", "secret", "password"}
+"""Words of which the name of a header with a secret has one."""
 _OUR_FIELDS = ("model", "prompt", "messages", "stream", "max_tokens", "n")
 OF_OPENAI = ("endpoint", "api_key_env", "ca_file", "headers", "body")
 
 
 class ServerPlan(Strict):
-    """Where requests go and how. A request takes `timeout_s` at most.
+    """Where requests are sent and how. A request takes `timeout_s` at most.
 
-    `protocol`: Triton's over ``grpc`` or ``http``, then `url` is host:port and `model` the Triton model; or ``openai``,
-    then `url` is ``http://host:8000`` or ``https://host``, and `model` a name that the server lists.
+    `protocol`: ``grpc`` or ``http`` for Triton, where `url` is host:port and `model` the Triton model; or ``openai``,
+    where `url` is ``http://host:8000`` or ``https://host``, and `model` a name that the server lists.
     `metrics_url` (http://host:port/metrics), if set, is read during each level for the server's own view, and to check
-    that nobody else loads the server meanwhile.
+    that nobody else loads the server at the same time.
 
-    The rest is for ``openai``. `endpoint`: /v1/completions or /v1/chat/completions. `api_key_env`: the environment
-    variable that holds the key; the key itself is never part of a plan. `ca_file`: certificates that HTTPS trusts
-    beside the system's. `headers` and `body`: more header lines and fields for every request; the value ``$NAME`` of a
-    header is that of an environment variable, and a field that is null is left out.
+    The other keys are for ``openai``. `endpoint`: /v1/completions or /v1/chat/completions. `api_key_env`: the
+    environment variable that holds the key; the key itself is never part of a plan. `ca_file`: certificates to trust
+    for HTTPS in addition to the system's. `headers` and `body`: further headers and body fields of every request; the
+    header value ``$NAME`` is that of an environment variable, and a field set to null is left out.
     """
 
     protocol: Protocol = "grpc"
     url: Text = "127.0.0.1:8001"
     model: Text = "ensemble"
     tensors: TensorNames = TensorNames()
-    metrics_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    metrics_url: Text | None = None
     timeout_s: Positive = 120.0
     endpoint: Endpoint = "completions"
     api_key_env: str | None = None
@@ -123,16 +127,35 @@ class ServerPlan(Strict):
     @field_validator("url", mode="after")
     @classmethod
     def _of_its_protocol(cls, url: str, info: ValidationInfo) -> str:
-        if info.data.get("protocol") == "openai":
-            if "@" not in url and not _BASE_URL.fullmatch(url):
-                raise ValueError("http://host:port or https://host is needed")
-        elif not _ADDRESS.fullmatch(url):
-            raise ValueError("host:port is needed; http://host:port goes with protocol: openai")
+        openai = info.data.get("protocol") == "openai"
+        found = (_BASE_URL if openai else _ADDRESS).fullmatch(url)
+        if "@" in url:
+            return url  # refused below, where its password is not shown
+        if found is None and openai:
+            raise ValueError("http://host:port or https://host is needed, an IPv6 address in brackets")
+        if found is None:
+            raise ValueError("host:port is needed, [::1]:8001 in IPv6; http://host:port goes with protocol: openai")
+        if found[3] and not 0 < int(found[3]) < 65536:
+            raise ValueError("a port is a number from 1 to 65535")
         return url
+
+    @field_validator("headers", mode="before")
+    @classmethod
+    def _of_text(cls, headers: object) -> object:
+        for name, value in headers.items() if isinstance(headers, dict) else ():
+            if not isinstance(value, str):
+                raise ValueError(f"the value of {quoted(name)} is no text: put it in quotes")
+        return headers
 
     @model_validator(mode="after")
     def _fits_its_protocol(self) -> ServerPlan:
-        """Faults of what may hold a secret are told without its value."""
+        """Errors about a key that may hold a secret do not quote its value."""
+        if "@" in self.url or (self.metrics_url and "@" in self.metrics_url.partition("://")[2].partition("/")[0]):
+            name = "url" if "@" in self.url else "metrics_url"
+            remedy = ": name its variable as api_key_env" * (self.protocol == "openai")
+            raise ValueError(f"{name}: a user or password would be stored with the plan{remedy}")
+        if self.metrics_url and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.metrics_url):
+            raise ValueError("metrics_url: http://host:port/metrics is needed")
         if self.protocol != "openai":
             for name in OF_OPENAI:
                 if name in self.model_fields_set:
@@ -143,8 +166,6 @@ class ServerPlan(Strict):
         for name in ("url", "model"):
             if name not in self.model_fields_set:
                 raise ValueError(f"{name} is missing, which protocol: openai needs")
-        if "@" in self.url:
-            raise ValueError("url: a user or password would be stored with the plan: name its variable as api_key_env")
         if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
             raise ValueError(
                 "api_key_env must be the name of an environment variable; the key itself stays out of plans"
@@ -165,7 +186,7 @@ class ServerPlan(Strict):
 
     @property
     def root(self) -> str:
-        """What the paths of an OpenAI server start with: ``https://host:port`` and a prefix, without ``/v1``."""
+        """The base of an OpenAI server's paths: ``https://host:port`` and a prefix, without ``/v1``."""
         found = _BASE_URL.fullmatch(self.url)
         assert found is not None, "checked when the plan was made"
         prefix = (found[4] or "").rstrip("/").removesuffix("/v1")
@@ -183,7 +204,7 @@ def _check_headers(headers: dict[str, str]) -> None:
         if value.startswith("$"):
             if not _VARIABLE.fullmatch(value[1:]):
                 raise ValueError(f"headers: the value of {name} is $ and not the name of an environment variable")
-        elif name.lower() in _SECRET_HEADERS:
+        elif _SECRET_WORDS & set(re.split("[-_]", name.lower())):
             raise ValueError(
                 f"headers: {name} would be stored with the plan: name an environment variable, as api_key_env or as "
                 f"{name}: $NAME"
@@ -201,7 +222,7 @@ def is_here(url: str) -> bool:
 
 
 def same_server(one: str, other: str) -> bool:
-    """Whether two addresses, each host:port as a plan names it, are one server's, as far as they tell.
+    """Whether two addresses, each host:port as in a plan, are certainly of the same server.
 
     >>> same_server("GPU-7:8001", "gpu-7:8001"), same_server("localhost:8001", "127.0.0.1:08001")
     (True, True)
@@ -220,8 +241,8 @@ class Answering:
 
 
 class DeploymentPlan(Strict):
-    """What is written on the points where the server does not say it itself, or says it wrong. Of the keys that are
-    `assumed` what the server says counts, where it does."""
+    """Deployment facts of the points that the server does not report, or reports wrongly. Keys listed in `assumed` give
+    way to what the server reports."""
 
     model: Text | None = None
     precision: Text | None = None
@@ -243,8 +264,7 @@ LENGTHS = "isl osl isl_cv osl_cv".split()
 
 
 class Budget(Strict):
-    """What an adaptive sweep may cost, in GPU-minutes or in minutes of the server, and how wide a band of the GPU count
-    is sure enough.
+    """Budget of an adaptive sweep, in GPU-minutes or in minutes of server time. It stops earlier at a narrow `band`.
 
     `verify_minutes`: how long the planned load of a replica is then offered at random; 0: not at all.
     """
@@ -252,7 +272,7 @@ class Budget(Strict):
     gpu_minutes: Positive | None = None
     minutes: Positive | None = None
     band: Annotated[float, Field(gt=0, le=1)] = 0.2
-    verify_minutes: Share = 0.0
+    verify_minutes: ZeroOrMore = 0.0
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Budget:
@@ -265,7 +285,7 @@ class Budget(Strict):
         return self
 
     def question(self, model: str, first: Lengths) -> Question:
-        """The question about `model`; lengths that the plan leaves open are `first`. Raises ScenarioError."""
+        """The question about `model`; lengths that the plan leaves out are those of `first`. Raises ScenarioError."""
         usual = {name: getattr(first, name) for name in LENGTHS}
         return Question.of(usual | self.model_dump(include={*ASKED}, exclude_none=True) | {"model": model})
 
@@ -277,11 +297,12 @@ class Budget(Strict):
 _ENTRIES: dict[str, Any] = {name: FIELDS[name].entry for name in ASKED}
 _OPEN: dict[str, Any] = dict.fromkeys(LENGTHS, (float | None, None))
 AdaptivePlan = create_model("AdaptivePlan", __base__=Budget, **(_ENTRIES | _OPEN))
-"""Measure of the grid only the levels that make the GPU count of one question sure, within `gpu_minutes` or `minutes`.
+"""Measure only the levels of the grid that one question's GPU count needs, within `gpu_minutes` or `minutes`.
 
-The question: fields as in a capacity plan, of which `rate` and one limit must be given; `isl`, `osl` and their
-variations default to the first lengths of the plan. Sure enough is a 90 % band of the count no wider than `band` of it,
-or than one replica. With `verify_minutes` a last level then offers the planned load of a replica.
+The question has the fields of a capacity plan, of which `rate` and one limit are required; `isl`, `osl` and their
+variations default to the first lengths of the plan. The sweep stops when the 90 % band of the count is no wider than
+the fraction `band` of it, or than one replica. With `verify_minutes`, a last level then offers the planned load of a
+replica.
 """
 
 
@@ -290,11 +311,11 @@ LevelKey = tuple[float, float, float, float, LoadKind, float]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One load level of a sweep: `value` users (closed loop) or requests/s (open loop), of sessions sessions/s.
+    """One load level of a sweep: `value` users (closed loop), requests/s (open loop) or sessions/s.
 
-    About `requests` are measured where the plan says so, else at least. `index` is its place in the
-    plan, `entry` that of its lengths, whose means and variations `lengths` are. `verifies`: an adaptive sweep ends with
-    it, at the load that a replica is planned for.
+    `requests` are measured: about so many if the plan sets the number, else at least so many. `index` is the level's
+    position in the plan and `entry` that of its lengths, with the means and variations `lengths`. `verifies`: this is
+    the last level of an adaptive sweep, at the planned load of a replica.
     """
 
     index: int
@@ -307,7 +328,7 @@ class Level:
 
     @property
     def key(self) -> LevelKey:
-        """What tells levels of one run apart; the same for the point that was measured at it."""
+        """Distinguishes the levels of one run; the point measured at a level has the same key."""
         return (
             self.lengths.isl,
             self.lengths.osl,
@@ -319,7 +340,7 @@ class Level:
 
     @property
     def closed(self) -> bool:
-        """True for a loop of users who each wait for their answer; those of sessions think about it."""
+        """True for a closed loop: each user waits for an answer before sending the next request."""
         return self.kind in ("concurrency", "sessions")
 
     @property
@@ -337,12 +358,12 @@ def level_key(point: Point) -> LevelKey:
 
 
 RATE_KINDS: dict[str, LoadKind] = {"poisson": "poisson_rate", "constant": "constant_rate", "gamma": "gamma_rate"}
-"""Kind of an open-loop level by the law of its arrivals."""
+"""Law of the arrivals -> kind of an open-loop level."""
 FEWEST_ARRIVALS = 2
 MOST_LEVELS = 10_000
 ALL_OF_THEM = 10**9
 BUDGET_S = 120.0
-"""Longest measuring of a level whose plan names neither a time nor a number of requests."""
+"""Longest time of a level if the plan sets neither a time nor a number of requests."""
 
 
 class StagePlan(Strict):
@@ -353,12 +374,12 @@ class StagePlan(Strict):
 
 
 class ClientPlan(Strict):
-    """The load generator: in how many `processes` it runs (default: as many as it needs).
+    """The load generator: the number of its `processes` (default: as many as it needs).
 
-    `self_check`: before a sweep it must show on a mock of known timings that it can measure the heaviest level.
+    `self_check`: before a sweep it is tested on a mock with known timings, at the heaviest level's load.
     """
 
-    processes: Count | None = None
+    processes: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] | None = None
     self_check: bool = True
 
 
@@ -367,18 +388,18 @@ class SweepPlan(Strict):
 
     Closed loop: `concurrency` users. Open loop: `rates` in requests/s with gaps by `arrivals` (poisson, constant or
     gamma:cv=2); one `schedule` of stages; and, for lengths that are a trace, its own arrivals at each speed of
-    `replay`. Of lengths that are sessions `rates` are sessions/s, and `concurrency` users who have one session after
+    `replay`. For lengths that are sessions, `rates` are sessions/s, and `concurrency` users have one session after
     another. Points of open loops and of sessions are for checking predictions: they are never fitted.
 
-    A level is measured `until` its means are known well enough, for `budget_s` seconds at most (default 120), or for
-    `requests_per_level` requests and the few that are sent before all users have stopped. A schedule or trace is sent
-    whole unless `budget_s` cuts it. `warm_up` requests (sessions) a user come before and are left out. Users start
-    spread over `ramp_s` (default: about the time of one request). Lengths of which only the means are given vary (see
-    LengthsPlan). A sweep of closed loops alone ends with random arrivals at `check_load` of the highest requests/s
-    found (default 0.7; 0: no such level), once for each of the lengths: they tell engine overheads apart that closed
-    loops cannot. Prompts follow from `seed` and the run's number. `tokenizer` is a tokenizer.json or its folder; unset,
-    the server is asked; ``none`` counts words. With `adaptive`, only those levels of the closed loop are measured that
-    the question in it needs.
+    A level is measured `until` its means are known precisely enough, for `budget_s` seconds at most (default 120), or
+    for `requests_per_level` requests and the few that are sent before all users have stopped. A schedule or trace is
+    sent in full unless `budget_s` cuts it. The first `warm_up` requests (sessions) of each user are left out. Users
+    start one after the other over `ramp_s` (default: about the time of one request). Lengths given only by their means
+    vary (see LengthsPlan). A sweep of closed loops alone ends with random arrivals at the fraction `check_load` of the
+    highest requests/s found (default 0.7; 0: no such level), once for each of the lengths: they reveal overheads of the
+    engine that closed loops cannot. Prompts depend on `seed` and are new in every run. `tokenizer` is a tokenizer.json
+    or its folder; if unset, the server is asked; ``none`` counts words. With `adaptive`, only the closed-loop levels
+    that its question needs are measured.
     """
 
     server: ServerPlan = ServerPlan()
@@ -390,10 +411,10 @@ class SweepPlan(Strict):
     schedule: list[StagePlan] = Field(default_factory=list)
     replay: list[Positive] = Field(default_factory=list)
     until: Until = Until()
-    requests_per_level: Count | None = None
-    warm_up: Annotated[int, Field(ge=0)] = 2
+    requests_per_level: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
+    warm_up: Annotated[int, Field(ge=0, le=MOST_WARM_UP)] = 2
     check_load: Annotated[float, Field(ge=0, lt=1)] = 0.7
-    ramp_s: Share | None = None
+    ramp_s: ZeroOrMore | None = None
     budget_s: Positive | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     tokenizer: Text | None = None
@@ -410,8 +431,10 @@ class SweepPlan(Strict):
         if not (self.concurrency or self.rates or self.schedule or self.replay):
             raise ValueError("no load levels: give concurrency, for instance [1, 4, 16], or rates in requests/s")
         due = sum(stage.for_s * stage.rate for stage in self.schedule)
-        if self.schedule and due < FEWEST_ARRIVALS:
-            raise ValueError(f"schedule: its stages come to {due:g} requests, at least {FEWEST_ARRIVALS} are needed")
+        if self.schedule and not FEWEST_ARRIVALS <= due <= MOST_REQUESTS:
+            raise ValueError(
+                f"schedule: its stages come to {due:g} requests, {FEWEST_ARRIVALS} to {MOST_REQUESTS:,} are needed"
+            )
         if self.adaptive is not None and not self.concurrency:
             raise ValueError("adaptive: it chooses among closed-loop levels: give concurrency, for instance [1, 8, 64]")
         if self.verifies and self.rate_kind != "poisson_rate":
@@ -430,7 +453,7 @@ class SweepPlan(Strict):
         return self
 
     def _check_sessions(self) -> None:
-        """Raises ValueError where something of the plan does not go with sessions."""
+        """Raises ValueError if a key of the plan cannot be combined with sessions."""
         if self.server.protocol != "openai" or self.server.endpoint != "completions":
             raise ValueError(
                 "sessions repeat the token ids of the server's answers, which take protocol: openai and endpoint: "
@@ -445,8 +468,8 @@ class SweepPlan(Strict):
     def levels(self, lengths: Sequence[Lengths] | None = None) -> list[Level]:
         """The levels in the order in which they are measured: for each lengths, concurrency first, then open loops.
 
-        `lengths`: what each entry of the plan comes to, where the tokens of its files have been counted. Raises
-        PlanError if two levels are indistinguishable, FileError if a file of lengths cannot be used.
+        `lengths`: means and variations of each entry of the plan, if the tokens of its files have been counted. Raises
+        PlanError if two levels have the same key, FileError if a file of lengths cannot be used.
         """
         means = [item.summary() for item in self.lengths] if lengths is None else lengths
         pairs = [(entry, mean, *load) for entry, mean in enumerate(means) for load in self._loads(self.lengths[entry])]
@@ -483,8 +506,8 @@ class SweepPlan(Strict):
 
     @property
     def check_loads(self) -> int:
-        """Open-loop levels that end the sweep, at loads known only then: one for each of the lengths at the
-        plan's own concurrency, or none."""
+        """Open-loop levels at the end of the sweep, whose loads depend on its points: one for each of the lengths that
+        has the plan's own concurrency, or none."""
         named = self.rates or self.schedule or self.replay or self.adaptive or not self.concurrency
         if named or not self.check_load:
             return 0
@@ -492,7 +515,7 @@ class SweepPlan(Strict):
 
     @property
     def verifies(self) -> bool:
-        """Whether the planned load of a replica ends an adaptive sweep."""
+        """Whether an adaptive sweep ends with the planned load of a replica."""
         return self.adaptive is not None and self.adaptive.verify_minutes > 0
 
     def _requests(self, kind: LoadKind, value: float) -> int:
@@ -513,23 +536,23 @@ class SweepPlan(Strict):
         return self.until.model_copy(update={"budget_s": budget_s})
 
 
-# --- The levels that an adaptive sweep chooses from where nobody names any
+# --- The levels that an adaptive sweep chooses from if the user names none
 
 MOST_USERS = 128
 LEVELS_IN_BUDGET = 10
-"""A level takes at most this part of the time, so that several fit in."""
+"""A level takes at most 1 / LEVELS_IN_BUDGET of the budget, so that several fit into it."""
 SHORTEST_S, LONGEST_S = 5.0, 120.0
 USUAL: Mapping[str, str] = {"precision": "bf16", "tp": "1"}
-"""What is taken of a deployment where neither the server nor anybody else says it."""
+"""Assumed of a deployment if neither the server nor the user says it."""
 
 
 def users_of(most: int) -> list[int]:
     """1, 2, 3, 5 and so on, each the sum of the two before it, up to `most`.
 
-    A matrix product costs as much as its last tile when that is full, so batches of 16, 32 or 64 are the cheapest of
-    their kind (NVIDIA, Matrix Multiplication Background User's Guide, "Tile Quantization"): of a 32B model in fp8 on an
-    H200 a decode step of vLLM takes 12.9 ms with 16 sequences and 16.7 ms with 17. A law fitted to powers of two alone
-    is too fast between them; these levels lie all over.
+    A partly filled tile of a matrix product costs as much as a full one, so batches of 16, 32 or 64 are the cheapest of
+    their kind (NVIDIA, Matrix Multiplication Background User's Guide, "Tile Quantization"): with a 32B model in fp8 on
+    an H200, a decode step of vLLM takes 12.9 ms with 16 sequences and 16.7 ms with 17. A law fitted to powers of two
+    alone is too fast between them; most of these levels lie there.
 
     >>> users_of(64)
     [1, 2, 3, 5, 8, 13, 21, 34, 55, 64]
@@ -541,7 +564,7 @@ def users_of(most: int) -> list[int]:
 
 
 def level_s(budget_s: float) -> float:
-    """Seconds that one level may take of so many."""
+    """Seconds that one level may take out of `budget_s`."""
     return min(LONGEST_S, max(SHORTEST_S, budget_s / LEVELS_IN_BUDGET))
 
 
@@ -549,7 +572,7 @@ def level_s(budget_s: float) -> float:
 class PlanFile:
     """A checked plan with the text it was read from, so that a run can be resumed without the file.
 
-    `folder` is where relative paths in the plan start.
+    Relative paths in the plan start at `folder`.
     """
 
     plan: SweepPlan
@@ -567,7 +590,7 @@ class PlanFile:
 
 
 def read_plan(path: Path | str) -> PlanFile:
-    """The plan in a YAML file. Raises PlanError, one line: file, key, what is wrong with it."""
+    """The plan in a YAML file. Raises PlanError: one line with the file, the key and the fault."""
     path = Path(path)
     try:
         text = yaml_text(path, "plan file")
@@ -577,7 +600,7 @@ def read_plan(path: Path | str) -> PlanFile:
 
 
 def parse_plan(text: str, name: str = "plan", folder: Path | None = None) -> PlanFile:
-    """The plan in `text`; `name` is how errors call it. Raises PlanError.
+    """The plan in `text`, which errors call `name`. Raises PlanError.
 
     >>> parse_plan("lengths: [{isl: 64, osl: 32}]\\nconcurrency: [1, 4]").plan.levels()[1].label
     'ISL 64, OSL 32, concurrency 4'

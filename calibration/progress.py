@@ -1,4 +1,4 @@
-"""A run as it goes, in a terminal: a bar with the time left, and a line for each point."""
+"""Progress of a run in a terminal: a bar with the time left, and a line for each point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from calibration.run import Listener
 
 
 def drawn_bar(console: Console) -> Progress:
-    """A bar with the time left; nothing where the console is no terminal. Drawing takes time from the load."""
+    """A bar with the time left, drawn rarely because drawing takes time from the load; nothing outside a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -27,9 +27,9 @@ def drawn_bar(console: Console) -> Progress:
 
 
 class Bar(Listener):
-    """Progress of a run as a rich bar. Its unit is expected seconds, so that long levels weigh more.
+    """Progress of a run as a rich bar, in expected seconds, so that long levels count for more.
 
-    Use as ``with``. `run_id` is None until the run is known to the store.
+    Use as ``with``. `run_id` is None until the run is in the store.
     """
 
     def __init__(self, console: Console) -> None:
@@ -37,7 +37,7 @@ class Bar(Listener):
         self._console = console
         self._before_s = self._expected_s = 0.0
         self._progress = drawn_bar(console)
-        self._task = self._progress.add_task("asking the server", total=None)
+        self._task = self._progress.add_task("querying the server", total=None)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -47,7 +47,7 @@ class Bar(Listener):
         self.close()
 
     def close(self) -> None:
-        """Take the bar off the screen."""
+        """Remove the bar from the screen."""
         self._progress.stop()
 
     def started(self, run_id: int) -> None:

@@ -164,10 +164,10 @@ class Prometheus:
             known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
         except ValueError:
             known = False
+        if "@" in self.url.partition("://")[2].partition("/")[0] or (not known and "@" in self.url):
+            raise PrometheusError("a user or password in the URL would be seen by others: give --api-key-env")
         if not known:
             raise PrometheusError(f"{quoted(self.url)} is no URL of a server: write http://host:9090")
-        if parts.username or parts.password:
-            raise PrometheusError("a user or password in the URL would be seen by others: give --api-key-env")
 
     def query(self, promql: str, at_s: float) -> list[tuple[dict[str, str], float]]:
         """Labels and value of each series at a time, without those that are NaN or infinite."""
@@ -495,7 +495,7 @@ server_options: Callable[[Any], Any] = options(
 def server_of(url: str, given: Mapping[str, Any]) -> Prometheus:
     """The server at `url` with what `server_options` say. Raises PrometheusError and ScenarioError."""
     headers = {"Accept": "application/json"}
-    if name := given["api_key_env"]:
+    if (name := given["api_key_env"]) is not None:
         key = os.environ.get(name, "")
         if not key or not key.isascii() or not key.isprintable():
             raise ScenarioError(f"--api-key-env {quoted(name)}: that environment variable holds no key")

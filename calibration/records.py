@@ -1,4 +1,4 @@
-"""What a client saw of each request, as columns: the log that metrics are taken from and that is kept as Parquet."""
+"""What a client saw of each request, as columns: the log that metrics are computed from, kept as Parquet."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from sizing.numbers import Floats
 from sizing.points import Point
 
 Ended = Literal["precise", "count", "budget", "schedule", "failing"]
-"""Why measuring ended: confidence intervals narrow enough, requests asked for sent, time spent, no arrivals or requests
-left, more requests failed than were answered.
+"""Why measuring ended: the confidence intervals are narrow enough, the planned number of requests was answered, the
+time is used up, no arrivals or requests are left, or more requests failed than were answered.
 """
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+MOST_REQUESTS = 5_000_000
+"""Most requests of one level, so that its log fits in memory and on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLog:
     """Requests as the client saw them, as columns, arrays of shape (n,), in seconds of one monotonic clock.
 
-    `intended_s` is when a request was due: in a closed loop that is `sent_s`. `end_s` is when it was over, an empty
-    final response included. `isl` and `osl` were asked for. `error`, if not empty, is what went wrong. `chunks` counts
-    the responses with tokens of each request; `chunk_at_s` and `chunk_tokens`, shape (chunks.sum(),), hold those
-    responses, one request after another. `turn` is the number of a request in its session, from 0; 0 of what is no
-    session.
+    `intended_s` is when a request was due; in a closed loop that is `sent_s`. `end_s` is when it was over, including an
+    empty final response. `isl` and `osl` are the lengths requested. `error`, if not empty, is what went wrong. `chunks`
+    is the number of each request's responses with tokens; `chunk_at_s` and `chunk_tokens`, shape (chunks.sum(),), hold
+    those responses, one request after another. `turn` is the number of a request in its session, from 0; 0 without
+    sessions.
     """
 
     intended_s: Floats
@@ -81,22 +83,22 @@ class RequestLog:
 
     @property
     def tokens(self) -> Ints:
-        """Output tokens that came, per request; 0 where none came."""
+        """Output tokens received, per request."""
         return self._per_request(self.chunk_tokens).astype(np.int64)
 
     @property
     def first_chunk_tokens(self) -> Ints:
-        """Tokens in the first response that carried any; 0 where none did."""
+        """Tokens in the first response with tokens; 0 if there was none."""
         return self._at(self.chunk_tokens, self._starts, 0).astype(np.int64)
 
     @property
     def first_token_s(self) -> Floats:
-        """When the first token came; NaN where none did."""
+        """When the first token came; NaN if none did."""
         return self._at(self.chunk_at_s, self._starts, np.nan)
 
     @property
     def last_token_s(self) -> Floats:
-        """When the last token came; NaN where none did."""
+        """When the last token came; NaN if none did."""
         return self._at(self.chunk_at_s, self._starts + np.maximum(0, self.chunks - 1), np.nan)
 
     @property
@@ -116,10 +118,10 @@ class RequestLog:
 
 @dataclass(frozen=True, slots=True)
 class ClientHealth:
-    """How the load generator itself fared over a level.
+    """The load generator's own state during a level, within its window.
 
-    `cpu_cores`: cores its `processes` used together; `busiest_core`: share of one core that the busiest of them used.
-    `loop_lag_p99_s`: lateness of timers in their event loops. All of them within the window of the level only.
+    `cpu_cores`: cores that its `processes` used together; `busiest_core`: the fraction of one core that the busiest of
+    them used. `loop_lag_p99_s`: p99 lateness of timers in their event loops.
     """
 
     processes: int = 1
@@ -132,8 +134,8 @@ class ClientHealth:
 class Load:
     """All requests of one level, warm-up and drain included, and the window of full load: [start_s, stop_s).
 
-    `issued` requests fell due inside the window; `offered_per_s`, in an open loop, is their planned rate. `served` are
-    the requests that the server's own counters rose by meanwhile, of all its clients; None where they do not tell.
+    `issued` requests fell due inside the window; `offered_per_s`, in an open loop, is their planned rate. `served`: by
+    how many requests, of all clients, the server's own counters rose during the level; None if that is unknown.
     """
 
     log: RequestLog
@@ -147,7 +149,7 @@ class Load:
 
     @property
     def of_others(self) -> int:
-        """Requests that the server answered and that are not in the log; 0 where that is not known."""
+        """Requests of other clients that the server answered; 0 if that is unknown."""
         return 0 if self.served is None else max(0, self.served - len(self.log))
 
     @property
@@ -158,10 +160,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A point with what stands behind it.
+    """A point with the figures and requests behind it.
 
-    `facts` are figures that the points table has no column for, by name with unit, such as ``late_p99_s``; `server` is
-    what the server's own metrics said meanwhile. `log` are the requests; the window is in the facts ``window_start_s``
+    `facts` are figures without a column in the points table, by name with unit, such as ``late_p99_s``; `server` are
+    the server's own metrics during the level. `log` holds the requests; the window is in the facts ``window_start_s``
     and ``window_stop_s``, on the log's clock.
     """
 

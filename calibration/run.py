@@ -1,6 +1,6 @@
 """The main path of a calibration: run a plan level by level and store each point as soon as it is measured.
 
-What it does is told to the person who waits for it, and to the store for all who watch.
+Progress is reported to a listener, and stored for everyone who watches the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from calibration.load.self_check import processes_needed
 from calibration.metrics.measurement import measurement
 from calibration.plan import Level, PlanFile, level_key, parse_plan
 from calibration.records import Measurement
-from calibration.server_metrics import Scraper
+from calibration.server_metrics import Page, Scraper
 from calibration.store import Ending, Store
 from calibration.store.database import clean, patient
 from calibration.store.work import give_up
@@ -36,7 +36,7 @@ from sizing.points import Point
 
 PROBES = 2
 DISTURBED = ("client_limited", "shared")
-"""Verdicts on something else than the server: an adaptive sweep would end early, or choose otherwise, by mistake."""
+"""Verdicts on a disturbance rather than the server, which would mislead an adaptive sweep: the level is repeated."""
 _PROBE = 1_000_000
 
 
@@ -49,14 +49,13 @@ def run(
     *,
     reviewed: bool = False,
 ) -> int:
-    """Measure the levels of the plan; returns the number of the run, which `label` names in lists. The points of a
-    `reviewed` one wait to be accepted.
+    """Measure the levels of the plan; returns the number of the run, which lists show as `label`. The points of a
+    `reviewed` run are not used before somebody accepts them.
 
-    Raises PlanError, FileError or ServerError before anything is stored if the plan and the server do not fit,
-    StoreError if another run at the same server is active or the store refuses,
-    ClientLimitedError if this machine cannot generate the planned load, ServerError if the server is lost meanwhile,
-    Cancelled when `cancel` is set, and KeyboardInterrupt: the points so far are kept, and `resume` continues from
-    there.
+    Raises PlanError, FileError or ServerError before anything is stored if the plan and the server do not fit, and
+    StoreError if another run at the same server is active or the store fails. Later it raises ClientLimitedError if
+    this machine cannot generate the planned load, ServerError if the server is lost, Cancelled when `cancel` is set,
+    and KeyboardInterrupt: the points so far are kept, and `resume` continues from there.
     """
     target = prepare(file)
     label = label or f"{file.plan.server.model} at {file.plan.server.url}"
@@ -79,10 +78,10 @@ def resume(
     cancel: threading.Event | None = None,
     plan: PlanFile | None = None,
 ) -> int:
-    """Measure the levels of run `run_id` that have no point yet, by the plan it was started with or queued with.
+    """Measure the levels of run `run_id` that have no point yet, by the plan with which it was started or queued.
 
-    `plan`: takes the place of that plan, for good; of the same server. Raises as `run` does, StoreError if the run does
-    not exist or is being measured, and PlanError if the server is now another deployment.
+    `plan`, of the same server, replaces that plan for good. Raises as `run` does, StoreError if the run does not exist
+    or is being measured, and PlanError if the server is now another deployment.
     """
     begun = store.run(run_id)
     if not (plan or begun.plan):
@@ -104,7 +103,7 @@ def resume(
 
 @contextmanager
 def _refusal_kept(run_id: int, store: Store) -> Iterator[None]:
-    """The user who queued a run may have left: the store records why it did not start."""
+    """Store why a queued run did not start: the user who queued it may not be there to read the error."""
     try:
         yield
     except (CalibrationError, KeyboardInterrupt) as error:
@@ -117,7 +116,7 @@ def _refusal_kept(run_id: int, store: Store) -> Iterator[None]:
 class Sweep:
     """One run while it is measured: its `target`, the store, the load generator's processes, progress, cancellation.
 
-    `cancel`, once set, ends the run; so does the store, when the run is asked to stop there.
+    The run ends when `cancel` is set, or when a request to stop it is found in the store.
     """
 
     def __init__(
@@ -134,9 +133,11 @@ class Sweep:
         self._progress = Reporter(run_id, listener or Listener())
         self._cancel = cancel or threading.Event()
         self._workers = workers or Workers()
+        self._page: Page | None = None
+        """The server's metrics at the end of the last level."""
 
     def run(self, points: Sequence[Point] = ()) -> None:
-        """Measure the levels that have none of `points`, in the order measured. Raises as the function `run` does."""
+        """Measure the levels that are not among `points`, which are in the order measured. Raises as `run` does."""
         alive = self._store.kept_alive(self.run_id, news=self._progress.news, on_stop=self._cancel.set)
         cores = self.target.served.engine_cores
         with self._state_kept(), alive, system.kept_off(system.read(cores)), closing(self._workers):
@@ -151,7 +152,7 @@ class Sweep:
                 self._follow(missing, points, pace)
 
     def _follow(self, levels: Sequence[Level], points: Sequence[Point], pace: Pace) -> None:
-        """Measure what the plan's order names of `levels`, one after another, until it names none.
+        """Measure the `levels` one after another as the plan's order chooses them, until it chooses none.
 
         Raises NothingAnswered at the end if every request of some level failed: that level has no point.
         """
@@ -171,9 +172,9 @@ class Sweep:
                 found = self.measure(level, job)
                 if again and found.point.verdict in DISTURBED:
                     says(f"{level.label}: {found.point.verdict}, measured once more: {found.point.notes}")
-                    self.target = replace(self.target, session=(secrets.randbits(64),))  # those prompts were sent
+                    self.target = replace(self.target, session=(secrets.randbits(64),))  # new prompts: none are cached
                     found = self.measure(level, job_of(self.target, level, pace))
-                    again = found.point.verdict not in DISTURBED  # else it is no hiccup
+                    again = found.point.verdict not in DISTURBED  # otherwise the disturbance lasts
             except NothingAnswered as error:
                 says(str(error))
                 without.append(error)
@@ -187,7 +188,7 @@ class Sweep:
             raise without[0]
 
     def probe(self, level: Level) -> Pace:
-        """Two requests on the idle server; the second, timed, tells what one of mean length takes.
+        """Send two requests to the idle server; the second is timed, and scaled to the mean lengths.
 
         Raises NothingAnswered if one fails.
         """
@@ -205,8 +206,8 @@ class Sweep:
     def processes(self, levels: Sequence[Level], pace: Pace) -> int:
         """Processes for all of `levels`: those the plan sets, otherwise as many as the heaviest level needs.
 
-        Held against the mock first at the tokens/s that the streams would take at the timings of an idle server, more
-        than any server gives. If that is too much for this machine, then at the pace guessed for the loaded server.
+        The load generator is tested on the mock, first at the tokens/s of an idle server on every stream, more than any
+        server delivers. If that is too much for this machine, it is tested at the pace estimated for the loaded server.
         Raises ClientLimitedError if that is too much as well.
         """
         plan, says = self.target.plan, self._progress.says
@@ -234,7 +235,7 @@ class Sweep:
         return found.processes
 
     def measure(self, level: Level, job: Job) -> Measurement:
-        """Put the load of `level` on the server. Raises ServerError if that is lost, NothingAnswered, Cancelled."""
+        """Put the load of `level` on the server. Raises ServerError if it is lost, NothingAnswered and Cancelled."""
         target, server = self.target, self.target.plan.server
         until = target.plan.until_of(level)
         drive = partial(self._workers.drive, job, until, on_share=self._progress.share, cancel=self._cancel)
@@ -243,10 +244,11 @@ class Sweep:
         if server.metrics_url is None:
             load = drive()
         else:
-            # an ensemble runs each step once: there every request runs through the engine's own model exactly once
+            # an ensemble runs each step once, so every request passes through the engine's own model exactly once
             engine = ENGINE_MODEL if target.contract.is_ensemble else None
-            with Scraper(server.metrics_url, server.model, engine, access=access(server)) as scraper:
+            with Scraper(server.metrics_url, server.model, engine, access=access(server), before=self._page) as scraper:
                 load = drive()
+            self._page = scraper.last
             seen = scraper.means((load.start_s, load.stop_s))
             load = replace(load, served=scraper.served())
             notes += [*scraper.notes(), *self._reuse(level, seen.get("kv_cache_blocks_reused", 0.0))]
@@ -274,7 +276,7 @@ class Sweep:
 
     @contextmanager
     def _state_kept(self) -> Iterator[None]:
-        """Whatever happens, the run ends as done, interrupted or failed; a failure says how to continue."""
+        """Store how the run ends: done, interrupted or failed. An error says how to continue."""
         try:
             yield
         except KeyboardInterrupt:
@@ -296,41 +298,41 @@ class Sweep:
 
 
 LINES = 40
-"""Of what a run says, the store has the last so many."""
+"""Last lines of a run's messages that the store keeps."""
 LONGEST_LINE = 300
 
 
 class Listener:
-    """Hears of the progress of a run, always from the thread that called `run`; on its own it tells nobody."""
+    """Receives the progress of a run, always from the thread that called `run`. This base class ignores it."""
 
     def started(self, run_id: int) -> None:
         """The run is in the store."""
 
     def says(self, text: str) -> None:
-        """A line for the person who waits."""
+        """A line for the user."""
 
     def expects(self, level: Level, seconds: float, after_s: float) -> None:
-        """`level` comes next and is thought to take `seconds`, what follows it `after_s`."""
+        """`level` comes next and should take `seconds`; the levels after it should take `after_s`."""
 
     def share(self, done: float) -> None:
-        """So much of the present level is over, 0 to 1."""
+        """The fraction of the current level that is done, 0 to 1."""
 
     def measured(self, level: Level, found: Measurement) -> None:
         """The point of `level` is in the store."""
 
 
 class Reporter(Listener):
-    """Progress that keeps what the store is told with each heartbeat, and hands everything on to `listener`."""
+    """Keeps the progress that is stored with each heartbeat, and passes every call on to `listener`."""
 
     def __init__(self, run_id: int, listener: Listener) -> None:
         self._listener = listener
-        self._lock = threading.Lock()  # `news` is asked for by the thread of the heartbeat
+        self._lock = threading.Lock()  # the heartbeat's thread calls `news`
         self._lines: deque[str] = deque(maxlen=LINES)
         self._note(phase="checking the load generator")
         listener.started(run_id)
 
     def news(self) -> Mapping[str, Any]:
-        """Columns of the table of runs: phase, share of the present level, seconds left, last lines."""
+        """Columns of the table of runs: phase, fraction of the current level done, seconds left, last lines."""
         with self._lock:
             left_s = (1 - self._share) * self._level_s + self._after_s
             log = "\n".join(map(clean, self._lines))

@@ -301,11 +301,16 @@ class Engine:
     prompts: tuple[str, ...] = ()
 
     @property
+    def totals(self) -> tuple[str, ...]:
+        """Counters, which only a restart of the engine lowers."""
+        prefix = (name for pair in self.prefix for name in pair)
+        return tuple(filter(None, (self.finished, self.iterations, *self.counters, *self.prompts, *prefix)))
+
+    @property
     def families(self) -> tuple[str, ...]:
         """All of them, as they stand on a page."""
         times = [f"{family}_{part}" for family in self.times for part in ("sum", "count")]
-        named = [self.finished, self.iterations, *self.gauges, *self.counters, *times, *self.prompts]
-        return tuple(name for name in [*named, *(name for pair in self.prefix for name in pair)] if name)
+        return (*self.totals, *self.gauges, *times)
 
 
 RUNNING, WAITING = "engine_requests_running_mean", "engine_requests_waiting_mean"
@@ -497,7 +502,8 @@ class Scraper:
     """Reads the page at `metrics_url` at both ends of a ``with`` block and each second in between, on its own thread.
 
     Entering raises ServerError if the page cannot be used. A page that is missed later is a note, never an error.
-    `engine` is a model that answers each request to `model` once, and that others may load directly.
+    `engine` is a model that answers each request to `model` once, and that others may load directly. `before` is the
+    last page of the level before.
     """
 
     metrics_url: str
@@ -505,6 +511,7 @@ class Scraper:
     engine: str | None = None
     every_s: float = EVERY_S
     access: Access | None = None
+    before: Page | None = None
     _pages: list[Page] = field(default_factory=list, init=False)
     _missed: list[str] = field(default_factory=list, init=False)
     _closed: bool = field(default=False, init=False)
@@ -578,11 +585,18 @@ class Scraper:
         models = (self.model,) if self.engine is None else (self.model, self.engine)
         return max(round(_finished_between(self._pages[0], self._pages[-1], model)) for model in models)
 
+    @property
+    def last(self) -> Page:
+        """The last page that was read."""
+        return self._pages[-1]
+
     def notes(self) -> list[str]:
         """What a reader of the point must know."""
         found = []
+        if self.before is not None and restarted((self.before, self._pages[0]), self.model):
+            found.append("the server was restarted between the level before and this one")
         if restarted(self._pages, self.model):
-            found.append("the server's counters fell: it was started anew meanwhile")
+            found.append("the server was restarted during the level: its counters fell")
         if self._missed:
             tries = len(self._missed) + len(self._pages)
             found.append(f"server metrics missed {len(self._missed)} of {tries} times, first: {self._missed[0]}")
@@ -590,9 +604,12 @@ class Scraper:
 
 
 def restarted(pages: Iterable[Page], model: str) -> bool:
-    """True if the model's count of requests ever fell, or vanished, from one page to a later one."""
-    counts = [finished(page, model) or 0.0 for page in pages]
-    return any(later < earlier for earlier, later in pairwise(counts))
+    """True if a counter of the model or of an engine ever fell, or vanished, from one page to a later one."""
+    families = [family for engine in ENGINES for family in engine.totals]
+    counts = [[finished(page, model), *map(page.total, families)] for page in pages]
+    return any(
+        (later or 0.0) < (earlier or 0.0) for rows in pairwise(counts) for earlier, later in zip(*rows, strict=True)
+    )
 
 
 # --- Where the seconds of a mean request went: queue, prefill, decode, network, by what the server's metrics can tell

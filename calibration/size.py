@@ -268,7 +268,8 @@ class Site:
 def site_at(url: str, given: Mapping[str, Any], bar: Bar) -> Site:
     """What answers at `url`. Raises ServerError if it cannot be measured, click's errors for what must be said."""
     server = {"url": url, "model": given["model"] or TRITON_MODEL, "protocol": given["protocol"] or "openai"}
-    server |= {name: given[name] for name in ("api_key_env", "endpoint", "timeout_s", "metrics_url") if given[name]}
+    named = ("api_key_env", "endpoint", "timeout_s", "metrics_url")
+    server |= {name: given[name] for name in named if given[name] is not None}
     if given["ca_file"]:
         server["ca_file"] = str(Path(given["ca_file"]).resolve())
     if given["protocol"] is None or given["model"] is None:

@@ -1,4 +1,4 @@
-"""The server that a plan names: what it says of itself, which deployment that is, what is to be measured there."""
+"""The server that a plan names: what it reports, which deployment that is, and which levels are measured there."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from calibration.plan import Answering, DeploymentPlan, Level, PlanFile, ServerP
 from calibration.requests.source import RequestSource
 from calibration.requests.tokens import AS_TOKENIZED, ServerCount
 from calibration.server_metrics import Access, requests_served
+from calibration.store.database import clean
 from sizing.numbers import percent
 from sizing.points import Deployment
 
 ENGINE_MODEL = "tensorrt_llm"
 DRAWN = 10_000
-"""Requests whose lengths are drawn to tell how many are too long."""
+"""Requests whose lengths are drawn to estimate how many are too long."""
 TOKENIZER_MODEL = "preprocessing"
 NEEDED = ("model", "precision", "gpu", "tp")
 BATCHING_OF = {"v1": "static", "inflight_batching": "in_flight", "inflight_fused_batching": "in_flight"}
@@ -33,12 +34,12 @@ BATCHING_OF = {"v1": "static", "inflight_batching": "in_flight", "inflight_fused
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """`engine`: what the server reports about the deployment, by column name of the points table.
+    """A server as it answers. `engine`: what it reports about the deployment, by column of the points table.
 
     `tokenizer_file` is None if the server names none, or one that this machine cannot read. `engine_cores`: cores of
-    this machine that the engine computes on and the client must avoid, as ``1,2``; empty for a remote engine or one on
-    a GPU. `seen`: how it counts prompts, beyond what the tokenizer tells.
-    `longest_tokens`: prompt and answer together of the longest request that it takes, None where it does not say.
+    this machine on which the engine computes and which the client must avoid, as ``1,2``; empty for a remote engine or
+    one on a GPU. `seen`: how the server counts prompts, beyond what its tokenizer says. `longest_tokens`: prompt and
+    answer together of the longest request that it takes; None if it does not report that.
     """
 
     contract: AnyContract
@@ -77,7 +78,7 @@ async def describe(server: ServerPlan) -> Described:
 
 
 def serving(file: PlanFile) -> Served:
-    """What the plan's server is, its tokenizer as the plan says. Raises ServerError and PlanError."""
+    """What the plan's server reports, with the plan's tokenizer. Raises ServerError and PlanError."""
     return asyncio.run(_serving(file))
 
 
@@ -102,10 +103,10 @@ async def _serving(file: PlanFile) -> Served:
 
 
 def answering(server: ServerPlan) -> Answering:
-    """What answers at `server.url`, of which the plan need not say the protocol.
+    """What answers at `server.url`, whatever the plan's protocol.
 
-    An OpenAI server lists its models, or wants a key for that; Triton's HTTP port has a health page; its gRPC port, for
-    which only host:port is tried, answers for a model, known or not. Raises ServerError, one line, if none does.
+    An OpenAI server lists its models, or asks for a key; Triton's HTTP port has a health page; its gRPC port, which is
+    tried only for a host:port, answers about any model. Raises ServerError, one line, if none of them answers.
     """
     return asyncio.run(_answering(server.model_copy(update={"protocol": "openai"})))
 
@@ -150,10 +151,10 @@ async def _over_http(openai: ServerPlan) -> Answering:
 
 
 def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
-    """The deployment recorded with the points: from the plan where it says so, otherwise from the server, and else what
-    the plan assumes.
+    """The deployment recorded with the points: as the plan says, otherwise as the server reports, otherwise as the plan
+    assumes.
 
-    Raises PlanError naming the missing key if neither gives model, precision, gpu or tp.
+    Raises PlanError naming the missing key if model, precision, gpu or tp is still unknown.
     """
     told = {name: value for name, value in plan.model_dump(exclude={"assumed"}).items() if value is not None}
     known: dict[str, Any] = {name: value for name, value in told.items() if name in plan.assumed}
@@ -167,7 +168,10 @@ def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
         if name in known:
             known[name] = _whole(name, known[name])
     defaults: dict[str, Any] = {"pp": 1, "engine": "", "engine_version": "", "batching": "", "max_batch_size": None}
-    return Deployment(**(defaults | known))
+    texts = {
+        name: clean(value) for name, value in known.items() if isinstance(value, str)
+    }  # as the store will have them
+    return Deployment(**(defaults | known | texts))
 
 
 def _whole(name: str, value: object) -> int:
@@ -206,11 +210,11 @@ def _tokenizer_file(folder: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that is ready to be measured as `plan` says: its properties, its points' deployment, the levels.
+    """A server that is ready to be measured by `plan`: its properties, its points' deployment, the levels.
 
-    `points`: how many a run of it will have, those of the random arrivals that may end it included.
-    `session` is a random part of the seeds of its requests: prompts that were sent once may lie in the server's prefix
-    cache, also after a run was broken off in the middle of a level.
+    `points`: how many points a run will have, including those of the random arrivals at its end. `session` is a random
+    part of the requests' seeds: the server's prefix cache may still hold prompts sent before, even by a run that was
+    interrupted in the middle of a level.
     """
 
     plan: SweepPlan
@@ -234,11 +238,11 @@ class Target:
         return RequestSource(lengths, *tokens, seed, served.seen, evenly, replayed)
 
     def seed(self, level: Level) -> tuple[int, ...]:
-        """The seed of a level's requests, stored with them."""
+        """The seed of a level's requests, which is stored with them."""
         return (self.plan.seed, *self.session, level.index)
 
     def too_long(self) -> list[str]:
-        """A line for each of the lengths of which the server takes some requests not: they fail, and void a level."""
+        """A line for each of the lengths with requests too long for the server: they fail, and void a level."""
         longest, found = self.served.longest_tokens, []
         for entry, lengths in dict.fromkeys((level.entry, level.lengths) for level in self.levels):
             talk = self.plan.lengths[entry].sessions
@@ -247,12 +251,12 @@ class Target:
             if share:
                 found.append(
                     f"ISL {lengths.isl:g}, OSL {lengths.osl:g}: {percent(share, 1)} of the requests are longer than "
-                    f"the {longest:,} tokens that the server takes, and will fail"
+                    f"the {longest:,} tokens that the server accepts, and will fail"
                 )
         return found
 
     def notes(self, level: Level) -> list[str]:
-        """What a reader of the point of `level` must know about its lengths and times."""
+        """Remarks on the lengths and times of the point of `level`."""
         counted = (
             self.served.tokenizer_file is not None or self.contract.takes_token_ids or self.served.seen.tokens_per_word
         )
@@ -268,9 +272,9 @@ METRICS_PAGES = ("/metrics", "/prometheus/metrics", "/v1/metrics")
 
 
 def metrics_of(server: ServerPlan) -> str | None:
-    """The page of the server's own metrics: the plan's, else that which an OpenAI server has at a usual place.
+    """The page of the server's own metrics: the plan's, else one at a usual path of an OpenAI server.
 
-    Raises ServerError if the plan's cannot be read.
+    Raises ServerError if the plan's page cannot be read.
     """
     if server.metrics_url is not None:
         requests_served(server.metrics_url, server.model, access(server))
@@ -286,7 +290,8 @@ def metrics_of(server: ServerPlan) -> str | None:
 
 
 def access(server: ServerPlan) -> Access:
-    """How the server's own metrics are read: over HTTPS as the requests are sent, with the key where they are its own.
+    """How the server's own metrics are read: with the same certificates as requests, and with the key if the page is on
+    the same server.
 
     Raises PlanError as `OpenAiClient` does.
     """

@@ -21,6 +21,7 @@ from tritonclient.grpc import service_pb2
 from calibration.errors import KEY, ServerError
 from calibration.load.contract import Contract
 from calibration.load.exchange import MOST_BYTES, TOO_LONG, Exchange, Prepared, Reader, one_line
+from calibration.load.http import ALIVE_WITHIN_S
 from calibration.plan import ServerPlan
 from calibration.requests.source import PromptRequest
 
@@ -96,7 +97,8 @@ class GrpcClient:
     async def check_alive(self) -> None:
         """Raises ServerError if the server does not answer any more."""
         try:
-            await self._ask("ServerLive", service_pb2.ServerLiveRequest(), service_pb2.ServerLiveResponse)
+            request = service_pb2.ServerLiveRequest()
+            await self._ask("ServerLive", request, service_pb2.ServerLiveResponse, ALIVE_WITHIN_S)
         except (ServerError, _NoSuchModel):
             raise ServerError(f"{self.server.url}: the server stopped answering in the middle of a level") from None
 
@@ -105,11 +107,11 @@ class GrpcClient:
             self._channels.append(grpc.aio.insecure_channel(self.server.url, options=_OPTIONS))
         return self._channels[index]
 
-    async def _ask(self, method: str, request: Message, kind: type[Message]) -> Any:
+    async def _ask(self, method: str, request: Message, kind: type[Message], within_s: float | None = None) -> Any:
         """The answer to a call of one message. It is parsed here: gRPC would print a traceback for one that is none."""
         call = self._channel(0).unary_unary(f"{_SERVICE}/{method}")
         try:
-            return kind.FromString(await call(request.SerializeToString(), timeout=ANSWER_WITHIN_S))
+            return kind.FromString(await call(request.SerializeToString(), timeout=within_s or ANSWER_WITHIN_S))
         except DecodeError:
             raise ServerError(f"{self.server.url}: its answer over gRPC is no {kind.DESCRIPTOR.name}") from None
         except grpc.aio.AioRpcError as error:

@@ -7,6 +7,7 @@ where an HTTP client library takes 25 to 80. The events are read afterwards.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import ssl
 import time
@@ -18,13 +19,15 @@ from google.protobuf import json_format
 from httptools import HttpParserError, HttpResponseParser
 from tritonclient.grpc import model_config_pb2
 
-from calibration.errors import KEY, ServerError
+from calibration.errors import KEY, CalibrationError, ClientLimitedError, ServerError
 from calibration.load.exchange import MOST_BYTES, TOO_LONG, Exchange, Prepared, Reader, one_line
 from calibration.page import get
 from calibration.plan import ServerPlan
 from calibration.requests.source import PromptRequest
 
 ANSWER_WITHIN_S = 3.0
+ALIVE_WITHIN_S = 15.0
+"""A server at its limits may take so long to say that it is alive; one that is gone refuses the connection at once."""
 _LINE_END = b"\n"
 _EVENT_END = b"\n\n"
 _DATA = b"data:"
@@ -35,7 +38,10 @@ class HttpClient:
     """Keep-alive connections to one server. Use as ``async with``.
 
     `root` is what the server's paths start with, `headers` go with every request, `tls` is None without HTTPS.
+    `alive_page`: a page that the server has while it is alive.
     """
+
+    alive_page = "/v2/health/live"
 
     def __init__(self, server: ServerPlan) -> None:
         self.server = server
@@ -59,7 +65,10 @@ class HttpClient:
         self._connections += fresh
         self._spare += fresh
         for connection in fresh:
-            await connection.open()
+            try:
+                await connection.open()
+            except ConnectionError as error:
+                raise self._absent(error) from None
 
     def stream(self, contract: Any) -> Connection:
         """A connection that nobody else uses, an open one if there is one left."""
@@ -106,28 +115,44 @@ class HttpClient:
     async def check_alive(self) -> None:
         """Raises ServerError if the server does not answer any more."""
         try:
-            await self._get("/v2/health/live")
+            await self._get(self.alive_page, ALIVE_WITHIN_S)
         except ServerError:
             raise ServerError(f"{self.server.url}: the server stopped answering in the middle of a level") from None
 
     async def dial(self, connection: Connection) -> asyncio.Transport:
-        """A new TCP connection of which `connection` is the protocol. Raises ServerError if none can be had."""
+        """A new TCP connection of which `connection` is the protocol.
+
+        Raises ConnectionError if the server is too busy for one, ServerError if it is not there.
+        """
         loop = asyncio.get_running_loop()
         host, port = self._host.strip("[]"), int(self._port)
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 made, _ = await loop.create_connection(lambda: connection, host, port, ssl=self.tls)
+        except TimeoutError:
+            await self.check_alive()
+            raise ConnectionError(f"no connection within {ANSWER_WITHIN_S:g} s") from None
         except OSError as error:
             raise self._absent(error) from None
         return made
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
+    async def _get(self, path: str, within_s: float | None = None) -> tuple[int, bytes]:
+        within_s = ANSWER_WITHIN_S if within_s is None else within_s
         try:
-            return await asyncio.to_thread(get, f"{self.root}{path}", ANSWER_WITHIN_S, self.headers, self.tls)
+            return await asyncio.to_thread(get, f"{self.root}{path}", within_s, self.headers, self.tls)
         except OSError as error:
             raise self._absent(error) from error
 
-    def _absent(self, error: OSError) -> ServerError:
+    def _absent(self, error: OSError) -> CalibrationError:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return ClientLimitedError(
+                f"this machine opens no more connections ({error.strerror}): raise its limit (ulimit -n) above the "
+                "users, or plan fewer"
+            )
+        return self.absent(error)
+
+    def absent(self, error: OSError) -> ServerError:
+        """The error for a server that is not there, or does not speak the protocol."""
         hint = f"start one, or correct {KEY} (the protocol is http)"
         reason = error.strerror or str(error) or "timed out"
         return ServerError(
@@ -155,7 +180,7 @@ class Connection(asyncio.Protocol):
         self._length_told = self._until_closed = False
 
     async def open(self) -> asyncio.Transport:
-        """Connect, if that is not done. Raises ServerError if the server is not there."""
+        """Connect, if that is not done. Raises as `HttpClient.dial` does."""
         if self._transport is None:
             self._parser = HttpResponseParser(self)
             self._transport = await self._client.dial(self)
@@ -166,7 +191,13 @@ class Connection(asyncio.Protocol):
 
         Raises ServerError if the server is gone.
         """
-        transport = await self.open()
+        begun_ns = time.perf_counter_ns()
+        try:
+            transport = await self.open()
+        except ConnectionError as error:
+            failed = Exchange(prepared.isl, prepared.osl, begun_ns, time.perf_counter_ns(), turn=prepared.turn)
+            failed.error = f"UNAVAILABLE: {error}"
+            return failed
         self._over = asyncio.get_running_loop().create_future()
         self._rest = b""
         self._until_closed = False

@@ -44,6 +44,8 @@ class OpenAiClient(HttpClient):
     Raises PlanError if a variable of the environment is not set or the certificates cannot be read.
     """
 
+    alive_page = "/v1/models"
+
     def __init__(self, server: ServerPlan) -> None:
         super().__init__(server)
         self.root = server.root
@@ -68,7 +70,9 @@ class OpenAiClient(HttpClient):
         """The value of a variable; neither is shown, lest somebody wrote a key where its variable's name belongs."""
         value = os.environ.get(variable, "").strip()
         if not value:
-            raise PlanError(f"{KEY} names a variable that is not set in the environment: export it, and run again", key)
+            raise PlanError(
+                f"{KEY} names an environment variable that is unset or empty: export it, and run again", key
+            )
         if not (value.isascii() and value.isprintable()):
             raise PlanError(f"{KEY}: the variable's value is not one line of ASCII text", key)
         self.secrets += (value,)
@@ -121,13 +125,6 @@ class OpenAiClient(HttpClient):
         """Raises ServerError if the server does not list the model."""
         await self.listed()
 
-    async def check_alive(self) -> None:
-        """Raises ServerError if the server does not answer any more."""
-        try:
-            await self._get("/v1/models")
-        except ServerError:
-            raise ServerError(f"{self.server.url}: the server stopped answering in the middle of a level") from None
-
     async def listed(self) -> Mapping[str, Any]:
         """What /v1/models says of the model. Raises ServerError if it is not there, or the key is refused."""
         url, model = self.server.url, self.server.model
@@ -152,7 +149,7 @@ class OpenAiClient(HttpClient):
             return ServerError(f"{self.server.url}: HTTP {status}, {given} ({words})", "server.api_key_env")
         return ServerError(f"{self.server.url}: HTTP {status}: {words}")
 
-    def _absent(self, error: OSError) -> ServerError:
+    def absent(self, error: OSError) -> ServerError:
         if isinstance(error, ssl.SSLCertVerificationError):
             return ServerError(
                 f"{self.server.url}: its certificate is not trusted ({error.verify_message}); name the certificate of "
@@ -190,7 +187,7 @@ def _trusting(ca_file: str | None) -> ssl.SSLContext:
             found.load_verify_locations(ca_file)
         except (OSError, ValueError) as error:  # of which ssl.SSLError is one
             said = getattr(error, "strerror", None) or str(error)
-            raise PlanError(f"server.ca_file: {ca_file} cannot be read as certificates ({said})") from None
+            raise PlanError(f"{KEY}: {ca_file} cannot be read as certificates ({said})", "server.ca_file") from None
     return found
 
 

@@ -122,4 +122,4 @@ def read(text: str) -> tuple[int, ...]:
     ((1, 2), ())
     """
     parts = text.split(",")
-    return tuple(map(int, parts)) if all(part.strip().isdigit() for part in parts) else ()
+    return tuple(map(int, parts)) if all(part.strip().isdecimal() for part in parts) else ()

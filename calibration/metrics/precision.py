@@ -17,7 +17,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from calibration.records import Ended
+from calibration.records import MOST_REQUESTS, Ended
 from sizing.numbers import Floats
 from sizing.stats import half_width
 
@@ -88,6 +88,7 @@ FEWEST_PER_PLACE = 10
 LONGEST_FITS = 5
 CHECK_EVERY = 0.05
 NARROW_CHECKS = 4
+LEAST_HALF_WIDTH = 1e-6
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -101,11 +102,11 @@ class Until(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
-    half_width: Share = 0.05
+    half_width: Annotated[float, Field(ge=LEAST_HALF_WIDTH, lt=1)] = 0.05
     confidence: Share = 0.95
     of: Annotated[tuple[Mean, ...], Field(strict=False, min_length=1)] = MEANS
     requests_min: Count | None = None
-    requests_max: Count | None = None
+    requests_max: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
     budget_s: Annotated[float, Field(gt=0)] | None = None
 
     @model_validator(mode="after")

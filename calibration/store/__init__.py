@@ -1,4 +1,4 @@
-"""Runs, their points and the records of their requests, in a database and files beside it. Start with `runs.Store`."""
+"""Runs and their points in a database, and their requests in files beside it. Start with `runs.Store`."""
 
 from calibration.store.runs import DATABASE_VARIABLE, LIVE, STATES, Ending, Run, State, Store
 

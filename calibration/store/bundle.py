@@ -1,4 +1,4 @@
-"""Export of a run to one file and import of it into any store: the same run wherever it goes, whole or not at all."""
+"""Export of a run to one file, and its import into any store: the same run everywhere, as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ from sizing.points import Point
 #     points.json        the points with facts, each naming its file of records, if it has one
 #     records/level-1.parquet, ...
 #
-# Members are stored as they are, not compressed: the same run gives the same bytes everywhere, a small file cannot
-# turn into a large one, and Parquet is compressed already. No name in the archive ever becomes a path on disk.
+# Members are stored uncompressed: the same run gives the same bytes everywhere, a small file cannot expand into a large
+# one, and Parquet is compressed already. No name in the archive ever becomes a path on disk.
 
 VERSION = 1
 MANIFEST, MANIFEST_SUM, RUN, POINTS = "manifest.json", "manifest.sha256", "run.json", "points.json"
 _NAMES = re.compile(r"manifest\.json|manifest\.sha256|run\.json|points\.json|records/level-[0-9]{1,9}\.parquet")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _BLOCK_BYTES = 1 << 20
-_UTF8_NAME = 0x800  # the only flag that a plain stored member may carry
+_UTF8_NAME = 0x800  # the only flag that a plainly stored member may have
 _Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00$")]
-"""ISO 8601 in UTC, of one form only: so the later of two times is the later of two texts."""
+"""ISO 8601 in UTC, in one form only, so that texts sort as times do."""
 
 
 class _BundlePart(BaseModel):
@@ -67,7 +67,7 @@ class _BundlePart(BaseModel):
 
 
 class _Head(BaseModel):
-    """What every version of the manifest has."""
+    """The fields of every version of the manifest."""
 
     format: Literal["calibration run"]
     version: int
@@ -86,7 +86,7 @@ class _Manifest(_BundlePart):
 
 
 class RunPart(_BundlePart):
-    """A run that has ended, as `calibration.store.Run` has it, without what is particular to one store."""
+    """A run that has ended, as `calibration.store.Run`, without the fields that are particular to one store."""
 
     uuid: Annotated[str, Field(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
     plan: str
@@ -100,7 +100,7 @@ class RunPart(_BundlePart):
 
 
 class PointPart(_BundlePart):
-    """A point with its facts; `records` is the member with its log, None where none was kept."""
+    """A point with its facts; `records` is the member with its log, None if there is none."""
 
     point: Point
     facts: dict[str, float]
@@ -113,7 +113,7 @@ _POINT_PARTS = TypeAdapter(tuple[PointPart, ...])
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A run read from a file in which everything fits together; `read` gives the bytes of a member."""
+    """A run read from a consistent file; `read` gives the bytes of a member."""
 
     run: RunPart
     points: tuple[PointPart, ...]
@@ -121,7 +121,7 @@ class Bundle:
 
 
 def write_bundle(file: BinaryIO, run: RunPart, points: Sequence[PointPart], records: Mapping[str, Path]) -> None:
-    """Write a run to `file`; `records` are the files behind the members that the points name."""
+    """Write a run to `file`; `records` has the files for the members that the points name."""
     texts = {RUN: run.model_dump_json(indent=1).encode(), POINTS: _POINT_PARTS.dump_json(tuple(points), indent=1)}
     with zipfile.ZipFile(file, "w") as archive:
         members = {name: _put(archive, name, text) for name, text in texts.items()}
@@ -141,7 +141,7 @@ def _put(archive: zipfile.ZipFile, name: str, content: bytes) -> _Member:
 
 @contextmanager
 def read_bundle(path: Path, most_values: int = MOST_VALUES) -> Iterator[Bundle]:
-    """The run in a file, checked to the last byte before anything of it is used; no log may hold over `most_values`.
+    """The run in a file, all of which is checked before any of it is used; no log may hold more than `most_values`.
 
     Raises FileError, one line, if the file is missing, cut short, changed, of another kind or of a newer version.
     """
@@ -154,7 +154,7 @@ def read_bundle(path: Path, most_values: int = MOST_VALUES) -> Iterator[Bundle]:
 
 
 def is_bundle(path: Path) -> bool:
-    """True for a file that starts as a zip archive does, as no benchmark tool's file of points."""
+    """True for a file that starts like a zip archive, unlike any benchmark tool's file of points."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PK\x03\x04"
@@ -240,11 +240,11 @@ def _understood(path: Path) -> Iterator[None]:
 
 
 def export_bundle(store: Store, run_id: int, path: Path) -> int:
-    """Write run `run_id` with its points and the logs that are on this machine to `path`; how many are not.
+    """Write run `run_id` with its points, and its logs that are on this machine, to `path`; how many logs are not.
 
-    Those lie where they were measured: importing a file made there adds them. With all of its logs the same run gives
-    the same bytes, from whichever store. Raises StoreError if there is no such run, it is being
-    measured, a log of it is damaged, or `path` cannot be written; the file at `path` is then as it was.
+    Those are where they were measured: importing a file exported there adds them. With all of its logs, the same run
+    gives the same bytes from any store. Raises StoreError if there is no such run, it is being measured, a log is
+    damaged, or `path` cannot be written; the file at `path` is then unchanged.
     """
     run = store.run(run_id)
     if run.state in LIVE:
@@ -257,7 +257,7 @@ def export_bundle(store: Store, run_id: int, path: Path) -> int:
         name = f"records/level-{number}.parquet" if file else None
         points.append(PointPart(point=item.point, facts=dict(item.facts), server=dict(item.server), records=name))
         if file and name:
-            read_log(file)  # a damaged one is told here and not by who imports it
+            read_log(file)  # a damaged one is reported here, not only on import
             members[name] = file
     with replacing(path) as target:
         write_bundle(target, _run_part(run), points, members)
@@ -271,17 +271,17 @@ def _run_part(run: Run) -> RunPart:
 
 
 def import_bundle(store: Store, path: Path) -> tuple[int, bool]:
-    """Bring the run in the file at `path` into the store: its number there, and whether it is new to the store.
+    """Import the run in the file at `path`: its number in the store, and whether it is new there.
 
-    A run is told by its UUID: importing it again adds what it lacks here, points where it has gone on elsewhere and
-    logs that are not on this machine, and accepts what was discarded or waited here. All or nothing. Raises FileError
-    if the file is not what `export_bundle` wrote, StoreError if the store refuses, is measuring this very run, or has
-    another point of it at one of the levels.
+    A run is identified by its UUID. Importing it again adds what is missing here (points measured elsewhere since, and
+    logs that are not on this machine) and accepts points that were discarded or pending. All or nothing. Raises
+    FileError if `export_bundle` did not write the file, StoreError if the store fails, is measuring this very run, or
+    has a different point of it at one of the levels.
     """
     with read_bundle(path) as bundle:
         try:
             return _adopt(store, bundle)
-        except IntegrityError:  # another process has imported it at this moment: then it is here now
+        except IntegrityError:  # another process has just imported it, so it is here now
             return _adopt(store, bundle)
 
 
@@ -289,7 +289,7 @@ def _adopt(store: Store, bundle: Bundle) -> tuple[int, bool]:
     with removed_on_error() as written, store.database.writing() as connection:
         known = connection.execute(sql.select(runs.c.id).where(runs.c.uuid == bundle.run.uuid)).scalar()
         run_id = insert_run(connection, bundle.run.model_dump()) if known is None else int(known)
-        owner = at_work(connection, run_id, store.database.clock)  # from here on nobody else changes the run
+        owner = at_work(connection, run_id, store.database.clock)  # which locks the run's row
         here = {level_key(point_of(row)): row for row in connection.execute(of_run(run_id)).mappings()}
         _check_same(run_id, here, bundle)
         missing = [part for part in bundle.points if level_key(part.point) not in here]
@@ -308,7 +308,7 @@ def _adopt(store: Store, bundle: Bundle) -> tuple[int, bool]:
 
 
 def _insert(store: Store, connection: sql.Connection, run_id: int, parts: list[PointPart]) -> dict[Path, str]:
-    """Insert points: where the log of each is to lie, and its member in the file."""
+    """Insert points; the path of each log, and its member in the file."""
     logs: dict[Path, str] = {}
     for part in parts:
         recorded = part.records is not None
@@ -319,17 +319,19 @@ def _insert(store: Store, connection: sql.Connection, run_id: int, parts: list[P
 
 
 def _check_same(run_id: int, here: dict[LevelKey, sql.RowMapping], bundle: Bundle) -> None:
-    """Raises StoreError where the run in the store has other points than the file at the same levels."""
+    """Raises StoreError if the run in the store has different points than the file at the same levels."""
     for part in bundle.points:
         row = here.get(level_key(part.point))
         if row is not None and cleaned(point_of(row)) != cleaned(part.point):
-            raise StoreError(f"run {run_id} of this store has another point than the file at {level_key(part.point)}")
+            raise StoreError(
+                f"run {run_id} of this store has a different point than the file at {level_key(part.point)}"
+            )
 
 
 def _place_logs(
     store: Store, connection: sql.Connection, run_id: int, here: dict[LevelKey, sql.RowMapping], bundle: Bundle
 ) -> dict[Path, str]:
-    """As `_insert`, for the points that are in the store already, but without their logs or with these elsewhere."""
+    """As `_insert`, for points that are in the store already, but whose logs are not on this machine."""
     logs: dict[Path, str] = {}
     for part in bundle.points:
         row = here.get(level_key(part.point))
@@ -346,7 +348,7 @@ def _place_logs(
 
 
 def _bring_up_to_date(connection: sql.Connection, run_id: int, run: RunPart) -> None:
-    """Take over how the run ended, unless it has ended later here."""
+    """Update how the run ended, unless it ended later here."""
     ended = connection.execute(sql.select(runs.c.ended).where(runs.c.id == run_id)).scalar()
     if ended is None or (run.ended or "") >= ended:
         update_run(connection, run_id, {"state": run.state, "ended": run.ended, "error": run.error})
@@ -357,14 +359,14 @@ _CLOCK = "seconds since the first request"
 
 
 def import_measurements(store: Store, label: str, found: Sequence[Measurement]) -> tuple[int, bool]:
-    """A finished run called `label` that holds `found` with their logs, all accepted, and whether it is new.
+    """Store `found` with their logs as a finished run called `label`, all accepted: its number, and whether it is new.
 
-    The same points are the same run: those that were discarded are accepted now. Raises StoreError if the
-    store refuses.
+    The same points are the same run; if they were discarded, they are accepted again. Raises StoreError if the store
+    fails.
     """
     try:
         return _take_in(store, label, found)
-    except IntegrityError:  # another process has imported them at this moment: then they are here now
+    except IntegrityError:  # another process has just imported them, so they are here now
         return _take_in(store, label, found)
 
 

@@ -1,6 +1,6 @@
-"""The database behind the store: where it is, its tables and their versions, and its faults in one line each.
+"""The database behind the store: where it is, its tables and their versions, and its errors, one line each.
 
-And the text that every database and file format takes, and that does nothing to a terminal it is printed on.
+Also text that every database and file format accepts, and that is harmless when printed on a terminal.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ CONNECT_WITHIN_S = 5
 TRY_AGAIN_FOR_S = 60.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
 SCHEMA = 6
-"""Version of the tables, to be raised with every column added. 1: without verdicts, facts, records and owners. 2:
-without progress, requests to stop and points that wait for acceptance. 3: without the prefix that prompts share. 4:
-without the size of the KV cache. 5: without the way users began."""
+"""Version of the tables, raised with every added column. 1: without verdicts, facts, records and owners. 2: without
+progress, requests to stop and acceptance of points. 3: without shared prefixes of prompts. 4: without the size of the
+KV cache. 5: without how users started."""
 
 T = TypeVar("T")
 
 LEVEL = ("isl", "osl", "isl_cv", "osl_cv", "load_kind", "load_value")
-"""Columns that tell the points of one run apart."""
+"""Columns that distinguish the points of one run."""
 WHOLE = ("tp", "pp", "max_batch_size", "requests", "errors", "kv_tokens")
 LARGEST_WHOLE = 2**31 - 1
 """Largest value of the columns `WHOLE`, on every database."""
 _TEXT = set("model precision gpu engine engine_version batching load_kind source measured_at notes".split())
-_UPGRADE_LOCK = 0x5129C0DE  # any number, the same for all who may upgrade a PostgreSQL database at once
-_ONE_AT_A_TIME = 0x5129C0DF  # another one, for those who may start runs at once
+_UPGRADE_LOCK = 0x5129C0DE  # any number, the same in all processes: only one upgrades a PostgreSQL database
+_ONE_AT_A_TIME = 0x5129C0DF  # another number: only one starts a run at a time
 _FORMS = "sqlite:////folder/file.db or postgresql://user:password@host:5432/name"
 
 
@@ -97,11 +97,11 @@ _schema = sql.Table("schema", _tables, sql.Column("version", sql.Integer, nullab
 
 
 class Database:
-    """A SQLite file or a PostgreSQL database; its tables are made, or brought up to date, on first use.
+    """A SQLite file or a PostgreSQL database; its tables are created, or upgraded, on first use.
 
-    `url` is an SQLAlchemy URL, by default what SIZING_DATABASE_URL says, else the file data/calibration.db. No
-    connection is kept open between transactions. `clock` is the database's own time in SQL, seconds since 1970, so that
-    times written by several machines can be compared. Raises StoreError if the database cannot be reached or used.
+    `url` is an SQLAlchemy URL, by default that in SIZING_DATABASE_URL, else the file data/calibration.db. No connection
+    stays open between transactions. `clock` is the database's own time in SQL, seconds since 1970, so that times
+    written by several machines are comparable. Raises StoreError if the database cannot be reached or used.
     """
 
     def __init__(self, url: str | None = None) -> None:
@@ -123,19 +123,19 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sql.Connection]:
-        """A transaction that sees one state of the database throughout."""
+        """A transaction that sees a single state of the database."""
         with explained(self.url), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[sql.Connection]:
-        """A transaction that writes: committed as a whole at the end, or not at all."""
+        """A transaction that writes: at the end it is committed as a whole, or not at all."""
         with explained(self.url), self._writer.begin() as connection:
             yield connection
 
     @contextmanager
     def alone(self) -> Iterator[sql.Connection]:
-        """A transaction that writes, and before which all others of this kind have ended."""
+        """A writing transaction that begins when all others of this kind have ended."""
         with self.writing() as connection:
             if connection.dialect.name == "postgresql":  # in SQLite every writer is alone
                 connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_ONE_AT_A_TIME)))
@@ -153,7 +153,7 @@ class Database:
 
 
 def _version(connection: sql.Connection) -> int:
-    """Version of the tables there are; 0 where it is not written down. Raises StoreError for one from the future."""
+    """Version of the existing tables; 0 if none is recorded. Raises StoreError if it is newer than this program."""
     if not sql.inspect(connection).has_table(_schema.name):
         return 0
     version = connection.execute(sql.select(sql.func.max(_schema.c.version))).scalar() or 0
@@ -166,7 +166,7 @@ def _version(connection: sql.Connection) -> int:
 
 
 def _upgrade(connection: sql.Connection) -> None:
-    """Make the tables that are missing, and add to those of an older version the columns they lack."""
+    """Create missing tables, and add missing columns to those of an older version."""
     for table in (runs, points):
         if not sql.inspect(connection).has_table(table.name):
             continue
@@ -188,12 +188,14 @@ def _parsed(text: str) -> sql.URL:
     try:
         url = sql.make_url(text.replace("postgres://", "postgresql://", 1) if text.startswith("postgres://") else text)
         backend = url.get_backend_name()
-    except (SQLAlchemyError, ValueError):  # what the parser says may quote a password
-        raise StoreError(f"database URL: what is given is none: set {DATABASE_VARIABLE} to {_FORMS}") from None
+    except (SQLAlchemyError, ValueError):  # the parser's message may quote a password
+        raise StoreError(f"database URL: not a URL: set {DATABASE_VARIABLE} to {_FORMS}") from None
     if backend not in ("sqlite", "postgresql"):
         raise StoreError(f"database {_name(url)}: {backend} is not supported: set {DATABASE_VARIABLE} to {_FORMS}")
     if backend == "sqlite" and url.database in (None, "", ":memory:"):
-        raise StoreError(f"database {_name(url)}: what is only in memory is lost: set {DATABASE_VARIABLE} to {_FORMS}")
+        raise StoreError(
+            f"database {_name(url)}: it would be lost with the process: set {DATABASE_VARIABLE} to {_FORMS}"
+        )
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
 
@@ -218,10 +220,10 @@ def _sqlite(url: sql.URL) -> sql.Engine:
 
 
 def _read_only(file: Path) -> sqlite3.Connection:
-    """For a file on a read-only mount, or of another user: it can be listed and exported.
+    """Open a file on a read-only mount, or of another user, to list and export it.
 
-    While another program writes to it, which shows by the index beside its log, SQLite takes part in their locks. Else
-    it must be told that the file does not change: it would make that index, which cannot be done there.
+    If the index (-shm) beside the file's log exists, another program may be writing, and SQLite uses their locks.
+    Otherwise it must be told that the file does not change, because it would try to create that index.
     """
     shared = file.with_name(f"{file.name}-shm").exists()
     how = "mode=ro" if shared else "immutable=1"
@@ -229,19 +231,19 @@ def _read_only(file: Path) -> sqlite3.Connection:
 
 
 def _leave_transactions(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says so, not at the first write
+    connection.isolation_level = None  # transactions begin in `_begin_sqlite`, not at the first write
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
     _write_ahead(connection)
-    connection.execute("PRAGMA synchronous=FULL")  # a point is safe from a power cut as soon as it is committed
+    connection.execute("PRAGMA synchronous=FULL")  # a committed point survives a power cut
     connection.execute("PRAGMA foreign_keys=ON")
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Readers (the web page) and the writer do not wait for each other.
+    """Write ahead, so that readers (the web page) and the writer do not wait for each other.
 
-    Two that open a new file at once get in each other's way here, and SQLite does not wait for this lock as for others.
+    Two processes that open a new file at once may collide here, and SQLite does not wait for this lock as for others.
     """
     deadline_s = time.monotonic() + WAIT_FOR_LOCK_S
     while True:
@@ -255,7 +257,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 
 def _begin_sqlite(connection: sql.Connection) -> None:
-    # a writer takes the lock at once: two that read first and wrote later would refuse each other instead of waiting
+    # a writer takes the lock at once: two that read first and write later would fail instead of waiting
     connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
 
 
@@ -267,9 +269,9 @@ def _postgresql(url: sql.URL) -> sql.Engine:
 
 @contextmanager
 def explained(url: sql.URL) -> Iterator[None]:
-    """Faults of the database become a StoreError of one line, without its password; broken constraints pass.
+    """Turn errors of the database into a StoreError, one line without its password; IntegrityError passes.
 
-    OverflowError is what SQLite's driver raises, past SQLAlchemy, for whole numbers of more than 64 bits.
+    SQLite's driver raises OverflowError, which SQLAlchemy does not wrap, for whole numbers of more than 64 bits.
     """
     try:
         yield
@@ -286,11 +288,10 @@ def explained(url: sql.URL) -> Iterator[None]:
 
 
 def patient(act: Callable[[], T], says: Callable[[str], None]) -> T:
-    """What `act` returns, tried again while the database is away, for up to a minute; `says` is told of it once.
+    """The result of `act`, retried for up to a minute while the database is away; `says` receives one line about that.
 
-    What a level took minutes to measure is not to be lost to a database that is started anew or stands still. What is
-    tried must be such that doing it twice changes nothing: a commit may have come through although its answer did not.
-    Raises what `act` raised last.
+    A level that took minutes to measure must not be lost because the database restarts or stalls. `act` must be
+    idempotent: a commit may have succeeded although its answer was lost. Raises what `act` raised last.
     """
     deadline_s, wait_s = time.monotonic() + TRY_AGAIN_FOR_S, FIRST_WAIT_S
     while True:
@@ -300,13 +301,13 @@ def patient(act: Callable[[], T], says: Callable[[str], None]) -> T:
             if time.monotonic() + wait_s > deadline_s:
                 raise
             if wait_s == FIRST_WAIT_S:
-                says(f"{error}; trying again for up to {TRY_AGAIN_FOR_S:g} s")
+                says(f"{error}; retrying for up to {TRY_AGAIN_FOR_S:g} s")
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
 def _name(url: sql.URL) -> str:
-    """How errors call a database: where it is, without user, password and options."""
+    """The database in error messages: its place, without user, password and options."""
     if url.get_backend_name() == "sqlite":
         return str(url.database)
     host = url.host or url.query.get("host") or "local socket"
@@ -315,11 +316,13 @@ def _name(url: sql.URL) -> str:
 
 def _advice(reason: str) -> str:
     if "full" in reason or "No space left" in reason:
-        return "free some space; what was kept before is unharmed"
+        return "free some space; what was stored before is intact"
+    if "I/O error" in reason:
+        return "the disk refused: check its space, quotas and limits (ulimit -f), and its health"
     if "readonly" in reason:
-        return "where it lies nothing can be written: it can be listed and exported; copy it elsewhere for more"
+        return "it is read-only: it can be listed and exported; copy it elsewhere to change it"
     if "locked" in reason:
-        return "another program holds it: close that, or wait for it"
+        return "another program has locked it: close that program, or wait for it"
     if "too large" in reason or "out of range" in reason:
         return "give a smaller number"
     return f"check {DATABASE_VARIABLE}"
@@ -332,10 +335,10 @@ _HARMLESS = str.maketrans(dict.fromkeys(_CONTROLS, "\ufffd") | dict.fromkeys(_BR
 
 
 def clean(text: str) -> str:
-    """`text` as one line: tabs and line breaks as blanks, and a replacement mark for each other control character.
+    """`text` on one line: tabs and line breaks become blanks, other control characters a replacement mark.
 
-    Control characters (C0, C1) move the cursor or set the clipboard of a terminal, and marks of writing direction make
-    a text read as another. Replaced, not left out: no text becomes empty.
+    Control characters (C0, C1) can move a terminal's cursor or set its clipboard, and marks of writing direction can
+    disguise a text. They are replaced, not removed, so that no text becomes empty.
 
     >>> clean("two\\nlines, \\x1b[31mred") == "two lines, \\ufffd[31mred"
     True
@@ -344,7 +347,7 @@ def clean(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """`text` with a replacement mark for NUL and for halves of characters, which PostgreSQL, UTF-8 and Parquet refuse.
+    """`text` with a replacement mark for NUL and for lone surrogates, which PostgreSQL, UTF-8 and Parquet refuse.
 
     >>> storable("a\\0b") == storable("a\\ud800b") == "a\\ufffdb"
     True

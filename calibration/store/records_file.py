@@ -1,9 +1,8 @@
-"""The request log of a level as a Parquet file: written whole or not at all, checked page by page when read.
+"""The request log of a level as a Parquet file: written as a whole or not at all, and checked page by page when read.
 
 One row per request: the columns of `RequestLog`, with the responses that carried tokens as two lists, ``chunk_at_s``
-and ``chunk_tokens``; of sessions, the number of each ``turn`` too. What is needed to read the times right stands in the
-schema's metadata, under ``calibration``.
-pyarrow is loaded on first use only: listing points does not need it.
+and ``chunk_tokens``; with sessions, also the number of each ``turn``. What is needed to interpret the times is in the
+schema's metadata, under ``calibration``. pyarrow is loaded on first use only: listing points does not need it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from calibration.errors import StoreError
 from calibration.plan import LevelKey
-from calibration.records import RequestLog
+from calibration.records import MOST_REQUESTS, RequestLog
 from calibration.store.database import clean
 from sizing.errors import first_fault
 
@@ -28,13 +27,12 @@ if TYPE_CHECKING:
     import pyarrow.parquet as parquet
 
 METADATA = b"calibration"
-MOST_REQUESTS = 5_000_000
 MOST_VALUES = 300_000_000
-"""Values of all columns together, 2.4 GB: a file that claims more is damaged or made to fill the memory."""
+"""Most values of all columns together, 2.4 GB: a file that claims more is damaged or malicious."""
 MOST_TEXT_BYTES = 1 << 29
-"""Size of the error texts of a file before compression; one that stands there more than once counts once."""
+"""Most bytes of a file's error texts before compression; repeated texts count once."""
 LONGEST_ERROR = 2000
-"""Characters of an error that are kept: a longer one in a file is no error text of ours."""
+"""Characters of an error that are stored: a file with a longer one was not written here."""
 _FLOATS = ("intended_s", "sent_s", "end_s")
 _INTS = ("isl", "osl")
 _TURN = "turn"
@@ -42,10 +40,10 @@ _CHUNKS = ("chunk_at_s", "chunk_tokens")
 
 
 class About(BaseModel):
-    """What a file of records says of itself.
+    """The metadata of a file of records.
 
-    `run` is the run's UUID, `level` its key. `window_s` is the interval of full load on the log's clock, None where it
-    is not known; `seed` is what prompts and arrivals were drawn from.
+    `run` is the run's UUID, `level` the level's key. `window_s` is the interval of full load on the log's clock, None
+    if unknown; `seed` is that of prompts and arrivals.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -61,8 +59,8 @@ class About(BaseModel):
 def write_log(path: Path, log: RequestLog, about: About) -> None:
     """Write `log` to `path`, safe on disk on return. Raises StoreError, with nothing left behind, if that fails.
 
-    Errors are kept as one line of at most `LONGEST_ERROR` characters. One process at a time may write to a `path`: what
-    one that was killed left of it is cleared away.
+    Errors are stored as one line of at most `LONGEST_ERROR` characters. Only one process at a time may write to `path`:
+    drafts that a killed process left there are deleted.
     """
     content = encoded(log, about)
     for draft in path.parent.glob(f".{path.name}.*.draft"):
@@ -73,14 +71,14 @@ def write_log(path: Path, log: RequestLog, about: About) -> None:
 
 
 def read_log(path: Path) -> RequestLog:
-    """The log in a file. Raises StoreError if it is missing, damaged or no file of records."""
+    """The log in a file. Raises StoreError if it is missing, damaged or not a file of records."""
     return decoded(_bytes(path), str(path))
 
 
 def encoded(log: RequestLog, about: About) -> bytes:
-    """The file's content; the same log gives the same bytes with one version of pyarrow.
+    """The file's content; with one version of pyarrow, the same log gives the same bytes.
 
-    Raises StoreError if the log is larger than `decoded` would read again.
+    Raises StoreError if the log is larger than `decoded` reads.
     """
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -110,14 +108,14 @@ def encoded(log: RequestLog, about: About) -> bytes:
 
 
 def decoded(content: bytes, name: str, most_values: int | None = None) -> RequestLog:
-    """The log in a file's `content`; `name` is how errors call it. Raises StoreError, also for more than `most_values`
+    """The log in a file's `content`, which errors call `name`. Raises StoreError, also for more than `most_values`
     (MOST_VALUES) numbers."""
     decoded_about(content, name, most_values)
     with _understood(name):
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        # as a dictionary each different text is decoded once, however many requests failed with it
+        # as a dictionary, each distinct text is decoded once, however many requests failed with it
         options: dict[str, Any] = {"page_checksum_verification": True, "use_threads": False}
         table = parquet.read_table(pa.BufferReader(content), read_dictionary=["error"], **options)
         table.validate(full=True)
@@ -126,7 +124,7 @@ def decoded(content: bytes, name: str, most_values: int | None = None) -> Reques
 
 
 def decoded_about(content: bytes, name: str, most_values: int | None = None) -> About:
-    """What a file's `content` says of itself. Raises StoreError."""
+    """The metadata in a file's `content`. Raises StoreError."""
     with _understood(name):
         import pyarrow as pa
         import pyarrow.parquet as parquet
@@ -142,7 +140,7 @@ def decoded_about(content: bytes, name: str, most_values: int | None = None) -> 
 
 
 def _excess(metadata: parquet.FileMetaData, most_values: int | None = None) -> str:
-    """Of what a file holds too much to be read, by what its footer says; empty if nothing."""
+    """What a file holds too much of to be read, according to its footer; empty if nothing."""
     most_values = MOST_VALUES if most_values is None else most_values
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     columns = [group.column(column) for group in groups for column in range(metadata.num_columns)]
@@ -176,7 +174,7 @@ def _errors(column: pa.DictionaryArray) -> tuple[str, ...]:
     texts = column.dictionary.to_pylist()
     if any(len(text) > LONGEST_ERROR for text in texts):
         raise ValueError(f"an error text is longer than {LONGEST_ERROR} characters")
-    shown = np.array([clean(text) for text in texts], object)  # others write such files too
+    shown = np.array([clean(text) for text in texts], object)  # the file may come from elsewhere
     return tuple(shown[column.indices.to_numpy()].tolist())
 
 
@@ -212,9 +210,9 @@ def _bytes(path: Path) -> bytes:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to be written that takes the place of `path` once it is whole and safe on disk.
+    """A file to write that replaces `path` once it is complete and safe on disk.
 
-    Raises StoreError if the disk or the system refuses; `path` is then as it was, with nothing beside it.
+    Raises StoreError if the system refuses; `path` is then unchanged, with nothing left beside it.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
@@ -235,7 +233,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _settle(folder: Path) -> None:
-    """Make the names in a folder as lasting as the files."""
+    """Make the names in a folder as durable as the files."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

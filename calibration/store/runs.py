@@ -1,4 +1,4 @@
-"""Runs and their points in a database, SQLite by default, with the records of single requests as files beside it."""
+"""Runs and their points in a database, SQLite by default, with the records of their requests as files beside it."""
 
 from __future__ import annotations
 
@@ -37,20 +37,19 @@ from calibration.store.records_file import About, read_log, write_log
 from sizing.errors import first_fault
 from sizing.points import COLUMNS, Point
 
-# --- Which process measures a run, and whether it lives: on this machine by its trace in /proc, elsewhere by heartbeat
+# --- Which process measures a run, and whether it is alive: by /proc on this machine, elsewhere by its heartbeat
 
 HEARTBEAT_S = 2.0
 LOST_AFTER_S = 30.0
-"""A process on another machine that was silent for longer is taken for dead."""
+"""A process on another machine that has been silent for longer is presumed dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process, told from all others: host name, process number and `born`.
+    """A process, identified by host name, pid and `born`.
 
-    `born` is the boot of the machine, the space that process numbers count in and the start time, with a colon between
-    them: machines and containers may share a host name, and a number comes back for another process. It is empty where
-    the system has no /proc.
+    `born` holds the machine's boot id, the pid namespace and the start time, separated by colons, because machines and
+    containers may share a host name, and pids are reused. It is empty on a system without /proc.
     """
 
     host: str
@@ -59,21 +58,21 @@ class Owner:
 
     @classmethod
     def here(cls) -> Owner:
-        """The process that asks."""
+        """This process."""
         return cls.child(os.getpid())
 
     @classmethod
     def child(cls, pid: int) -> Owner:
-        """The process of that number on this machine."""
+        """The process with this pid on this machine."""
         return cls(socket.gethostname(), pid, _born(pid))
 
     def lives(self, silent_s: float) -> bool:
-        """Whether the process still runs; `silent_s` is how long ago its last heartbeat was."""
+        """Whether the process is still running; `silent_s` is the time since its last heartbeat."""
         return _born(self.pid) == self.born if self.is_near else silent_s < LOST_AFTER_S
 
     @property
     def is_near(self) -> bool:
-        """Whether the process is, or was, one of this machine and container: then its number means it and no other."""
+        """Whether the process is, or was, on this machine and in this container, where its pid is meaningful."""
         here = Owner.here()
         space = self.born.rpartition(":")[0]
         return bool(space) and (self.host, space) == (here.host, here.born.rpartition(":")[0])
@@ -83,7 +82,7 @@ class Owner:
 
 
 def _born(pid: int) -> str:
-    """Boot, number space and start time of a process; empty if it is dead, or if there is no /proc to ask."""
+    """Boot id, pid namespace and start time of a process; empty if it is dead, or if there is no /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = os.stat("/proc/self/ns/pid").st_ino
@@ -91,18 +90,18 @@ def _born(pid: int) -> str:
     except OSError:
         return ""
     started = rest[18]  # field 22 of proc(5), in clock ticks since boot
-    return "" if state in "ZX" else f"{boot}:{space}:{started}"  # a zombie has ended, only nobody has asked how
+    return "" if state in "ZX" else f"{boot}:{space}:{started}"  # a zombie has ended
 
 
-# --- Rows of the store's tables: what was measured as columns and back, and the statements that several parts need
+# --- Rows of the store's tables: measurements as columns and back, and shared statements
 
 Standing = Literal["pending", "accepted", "discarded"]
-"""Whether somebody has looked at a point and takes it for an answer; what the command line measures is accepted."""
+"""Whether a point may be used in answers: points measured from the command line are accepted at once."""
 _FACTS = TypeAdapter(dict[str, float])
 
 
 def insert_run(connection: sql.Connection, values: Mapping[str, Any]) -> int:
-    """A new row in the table of runs; its number. Texts are cleaned."""
+    """Insert a run, with cleaned texts; its number."""
     row = connection.execute(sql.insert(runs).values(_cleaned(values)).returning(runs.c.id))
     return int(row.scalar_one())
 
@@ -110,7 +109,7 @@ def insert_run(connection: sql.Connection, values: Mapping[str, Any]) -> int:
 def update_run(
     connection: sql.Connection, run_id: int, values: Mapping[str, Any], *, owner: Owner | None = None
 ) -> bool:
-    """Change columns of a run, only if it belongs to `owner` where one is given; whether it was changed.
+    """Change columns of a run, with an `owner` only if the run belongs to it; whether it was changed.
 
     Texts are cleaned. The run's row is locked until the transaction ends.
     """
@@ -129,7 +128,8 @@ def owner_of(connection: sql.Connection, run_id: int) -> Owner:
 
 
 def at_work(connection: sql.Connection, run_id: int, clock: sql.ColumnElement[float]) -> Owner | None:
-    """The living process that measures a run, None if none does; the run's row is locked until the transaction ends.
+    """The live process that is measuring a run, None if there is none. The run's row is locked until the transaction
+    ends.
 
     Raises StoreError if there is no such run.
     """
@@ -142,15 +142,15 @@ def at_work(connection: sql.Connection, run_id: int, clock: sql.ColumnElement[fl
 
 
 def unknown(run_id: int) -> StoreError:
-    """The error for a number that no run has."""
-    return StoreError(f"there is no run {run_id}; python -m calibration list shows those there are")
+    """The error for the number of a run that does not exist."""
+    return StoreError(f"there is no run {run_id}; python -m calibration list shows the runs there are")
 
 
 def insert_point(connection: sql.Connection, run_id: int, kept: Measurement, *, recorded: bool) -> str:
-    """A new row in the table of points; the name of its file of records in the folder of records, empty without.
+    """Insert a point; the name of its file in the folder of records, empty if it has none.
 
-    Points are numbered as they come: the caller holds the lock of `at_work`. Raises StoreError if the run has a point
-    at this level.
+    Points are numbered in the order of insertion, so the caller must hold the run's lock (`at_work`). Raises StoreError
+    if the run has a point at this level.
     """
     number = connection.execute(sql.select(sql.func.count()).where(points.c.run == run_id)).scalar_one() + 1
     reviewed = connection.execute(sql.select(runs.c.review).where(runs.c.id == run_id)).scalar_one()
@@ -164,14 +164,14 @@ def insert_point(connection: sql.Connection, run_id: int, kept: Measurement, *, 
 
 
 def holds(connection: sql.Connection, run_id: int, point: Point) -> bool:
-    """Whether a run has this very point, and not only another at its level."""
+    """Whether a run has exactly this point, and not just another one at its level."""
     level = (points.c[name] == getattr(point, name) for name in LEVEL)
     row = connection.execute(of_run(run_id).where(*level)).mappings().one_or_none()
     return row is not None and point_of(row) == cleaned(point)
 
 
 def records_name(connection: sql.Connection, run_id: int, number: int) -> str:
-    """Name of the file of records of a run's point of that number, in the folder of records."""
+    """Name of the file of records of a run's point `number`, in the folder of records."""
     run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
     return f"{folder_name(run_id, run_uuid)}/level-{number}.parquet"
 
@@ -182,21 +182,21 @@ def folder_name(run_id: int, run_uuid: str) -> str:
 
 
 def name_records(connection: sql.Connection, run_id: int, number: int, name: str) -> None:
-    """Say that the log of a run's point of that number is in the file of records `name`."""
+    """Store that the log of a run's point `number` is in the file of records `name`."""
     mine = (points.c.run == run_id, points.c.number == number)
     connection.execute(sql.update(points).where(*mine).values(records=name))
 
 
 def set_standing(connection: sql.Connection, run_id: int, standing: Standing) -> int:
-    """Give every point of a run that standing; how many had another."""
+    """Set the standing of every point of a run; how many had another one."""
     others = (points.c.run == run_id, points.c.standing != standing)
     return connection.execute(sql.update(points).where(*others).values(standing=standing)).rowcount
 
 
 def of_run(run_id: int | None, *, as_measured: bool = False) -> sql.Select[Any]:
-    """All columns of the points of one run, or of the accepted ones of all runs.
+    """All columns of the points of one run, or of the accepted points of all runs.
 
-    By run, then by lengths and load or in the order measured.
+    Sorted by run, then by lengths and load or in the order measured.
     """
     by_level = [points.c[name] for name in LEVEL]
     query = sql.select(points).order_by(points.c.run, *([points.c.number] if as_measured else []), *by_level)
@@ -204,7 +204,7 @@ def of_run(run_id: int | None, *, as_measured: bool = False) -> sql.Select[Any]:
 
 
 def point_of(row: sql.RowMapping) -> Point:
-    """The point in a row. Raises StoreError if somebody else wrote there what is no point."""
+    """The point in a row. Raises StoreError if the row was changed so that it is not a point."""
     try:
         return Point(**{name: row[name] for name in COLUMNS})
     except ValidationError as error:
@@ -240,7 +240,7 @@ def _columns(kept: Measurement) -> dict[str, Any]:
 
 
 def _cleaned(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns with their texts fit to be stored and printed; a plan and a log keep their lines."""
+    """Columns with their texts made safe to store and print; a plan and a log keep their line breaks."""
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
     return {**values, **{name: (storable if name in ("plan", "log") else clean)(text) for name, text in texts.items()}}
 
@@ -250,7 +250,7 @@ def _json(facts: Mapping[str, float]) -> str:
     return json.dumps(known, sort_keys=True)
 
 
-# --- Points together with their logs: a log is on disk before its point is committed, and gone again if that fails
+# --- Points with their logs: a log is on disk before its point is committed, and deleted if that fails
 
 
 def keep(
@@ -262,9 +262,9 @@ def keep(
     seed: Sequence[int] = (),
     clock: str = "monotonic",
 ) -> Path | None:
-    """Insert a point, and write its log, if there is one, into the folder of records: the file written.
+    """Insert a point and write its log, if it has one, into the folder of records; the file written.
 
-    `seed` and `clock` are noted with the log. Raises StoreError as `insert_point` and `write_log` do.
+    `seed` and `clock` are stored with the log. Raises StoreError as `insert_point` and `write_log` do.
     """
     name = insert_point(connection, run_id, kept, recorded=kept.log is not None)
     if kept.log is None:
@@ -279,7 +279,7 @@ def keep(
 
 @contextmanager
 def removed_on_error() -> Iterator[list[Path]]:
-    """A list for the files that a transaction writes: they go again if it fails. It belongs around the transaction."""
+    """A list for the files that the enclosed transaction writes: they are deleted if it fails."""
     written: list[Path] = []
     try:
         yield written
@@ -294,7 +294,7 @@ def removed_on_error() -> Iterator[list[Path]]:
 __all__ = ["DATABASE_VARIABLE", "STATES", "Ending", "Run", "State", "Store"]
 Ending = Literal["done", "interrupted", "failed"]
 State = Literal["queued", "running", "lost"] | Ending
-"""Queued: its process has been started and asks the server. Lost: its process is gone, by kill -9 or a power cut."""
+"""Queued: its process has started and is querying the server. Lost: its process is gone, by kill -9 or a power cut."""
 STATES: tuple[State, ...] = ("queued", "running", "lost", *get_args(Ending))
 LIVE: tuple[State, ...] = ("queued", "running")
 
@@ -305,12 +305,12 @@ def _silent() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One sweep: the text of its plan and the folder its paths start from, `points` of `levels` measured so far.
+    """One sweep: the text of its plan and the folder where its paths start, with `points` of `levels` measured so far.
 
-    `id` is its number in this store, `uuid` the same in every store. `label` names server and model. Times are ISO 8601
-    in UTC; `ended` is None and `error` empty while they are unknown. `void` of the points are not fit for use,
-    `pending` wait to be accepted and `discarded` were refused. `target` is the server's host:port, empty for what was
-    imported. `owner` is the process that measures or measured it here, empty where that is not known.
+    `id` is its number in this store, `uuid` is the same in every store. `label` names server and model. Times are ISO
+    8601 in UTC; `ended` is None and `error` empty while they are unknown. `void` points are unfit for use, `pending`
+    ones are not accepted yet, `discarded` ones were refused. `target` is the server's host:port, empty for an import.
+    `owner` is the process that measures or measured the run here, empty if unknown.
     """
 
     id: int
@@ -332,11 +332,11 @@ class Run:
 
 
 class Store:
-    """The database of runs and points. Tables are made, or brought up to date, on first use.
+    """The database of runs and points. Tables are created, or upgraded, on first use.
 
-    `url` is an SQLAlchemy URL, by default what SIZING_DATABASE_URL says, else the SQLite file data/calibration.db.
-    Several processes may use one store at once; a run belongs to the process that began or resumed it. Every method
-    raises StoreError if the database cannot be reached or refuses.
+    `url` is an SQLAlchemy URL, by default that in SIZING_DATABASE_URL, else the SQLite file data/calibration.db.
+    Several processes may use one store at once; a run belongs to the process that started or resumed it. Every method
+    raises StoreError if the database cannot be reached or fails.
     """
 
     def __init__(self, url: str | None = None) -> None:
@@ -364,9 +364,9 @@ class Store:
             return insert_run(connection, said | begun | self._mine())
 
     def restart_run(self, run_id: int, *, levels: int | None = None, target: str = "", plan: str = "") -> None:
-        """Take over a run that is queued or resumed, of so many levels, at the `target` and by the `plan` where given.
+        """Take over a queued or resumed run, and set its levels, `target` and `plan` if given.
 
-        Raises StoreError if a process that lives still measures it, or another run at its server is going on.
+        Raises StoreError if a live process is still measuring it, or another run at its server is active.
         """
         fresh = {"state": "running", "ended": None, "error": "", "phase": "", "share": 0.0, "left_s": None}
         if levels is not None:
@@ -377,10 +377,12 @@ class Store:
             fresh["plan"] = plan
         with self.database.alone() as connection:
             if owner := at_work(connection, run_id, self.database.clock):
-                raise StoreError(f"run {run_id} is being measured by {owner}: wait for its end or stop it, then resume")
+                raise StoreError(
+                    f"run {run_id} is being measured by {owner}: wait until it ends or stop it, then resume"
+                )
             known = connection.execute(sql.select(runs.c.target).where(runs.c.id == run_id)).scalar_one()
             check_free(connection, target or known, self.database.clock, but=run_id)
-            asked = sql.case((runs.c.state == "queued", runs.c.stop_asked), else_=0.0)  # before it had begun
+            asked = sql.case((runs.c.state == "queued", runs.c.stop_asked), else_=0.0)  # before it started
             update_run(connection, run_id, fresh | {"stop_asked": asked} | self._mine())
 
     @contextmanager
@@ -392,13 +394,14 @@ class Store:
         news: Callable[[], Mapping[str, Any]] = _silent,
         on_stop: Callable[[], None] = lambda: None,
     ) -> Iterator[None]:
-        """Meanwhile tell others, every `every_s` seconds, that this process is at the run, and how far: `news` are
-        columns of the table of runs. `on_stop` is called, in another thread, once the run is asked to stop.
+        """Store a heartbeat every `every_s` seconds, with the progress: `news` are columns of the table of runs.
+
+        `on_stop` is called, in another thread, once the run is asked to stop.
         """
         over, mine = threading.Event(), Owner.here()
 
         def beat() -> None:
-            with suppress(StoreError):  # the database is away for a moment, or else the next point will tell
+            with suppress(StoreError):  # the database may be away for a moment; if not, storing the next point fails
                 if self._beat(run_id, mine, news()):
                     on_stop()
 
@@ -415,19 +418,19 @@ class Store:
         finally:
             over.set()
             thread.join()
-            beat()  # the last news
+            beat()  # the final progress
 
     def finish_run(self, run_id: int, state: Ending, error: str = "") -> None:
-        """The run has ended, with an error in one line if it failed. A run that another process took over is left."""
+        """Store that the run has ended, with an error in one line if it failed, unless another process took it over."""
         with self.database.writing() as connection:
             update_run(connection, run_id, {"state": state, "ended": _now(), "error": error}, owner=Owner.here())
 
     def add_point(self, run_id: int, measured: Point | Measurement, *, seed: Sequence[int] = ()) -> None:
-        """Keep a point with its facts and log: on return all of it is safe on disk, on an error none is in the store.
+        """Store a point with its facts and log: on return all of it is safe on disk, on an error none is in the store.
 
-        A fact that is no finite number is unknown and left out. `seed` is noted with the log. To keep the same point
-        again changes nothing: whoever has not heard that it is safe may try again. Raises StoreError if the run has
-        another point at this level, or does not belong to this process, having been taken over.
+        Facts that are not finite are left out. `seed` is stored with the log. Storing the same point again changes
+        nothing, so a caller without an answer may try again. Raises StoreError if the run has another point at this
+        level, or belongs to another process, which took it over.
         """
         kept = measured if isinstance(measured, Measurement) else Measurement(measured)
         with self.database.writing() as connection:
@@ -437,7 +440,7 @@ class Store:
                 keep(connection, self.database.records, run_id, kept, seed=seed)
 
     def run(self, run_id: int) -> Run:
-        """The run of that number. Raises StoreError if there is none."""
+        """The run with this number. Raises StoreError if there is none."""
         found = self._runs(runs.c.id == run_id)
         if not found:
             raise unknown(run_id)
@@ -448,35 +451,35 @@ class Store:
         return self._runs(sql.true())
 
     def points(self, run_id: int | None = None, *, as_measured: bool = False) -> list[Point]:
-        """The points of one run, or those accepted of all: by run, then by lengths and load or in the order measured.
+        """The points of one run, or the accepted points of all, by run, then by lengths and load or as measured.
 
-        Void ones are among them, and tell so themselves.
+        Void points are included; their verdict says so.
         """
         return [point_of(row) for row in self._rows(run_id, as_measured)]
 
     def measurements(self, run_id: int, *, as_measured: bool = False) -> list[Measurement]:
-        """The points of one run with their facts, in the order of `points`. Their logs are left to `log`."""
+        """The points of one run with their facts, in the order of `points`, without their logs (see `log`)."""
         return [measurement_of(row) for row in self._rows(run_id, as_measured)]
 
     def records(self, run_id: int) -> dict[LevelKey, Path]:
-        """Files with the logs of a run's levels, as far as they are on this machine."""
+        """Files with the logs of a run's levels that are on this machine."""
         return {key: path for key, path in self._named(run_id).items() if path.is_file()}
 
     def logs_elsewhere(self, run_id: int) -> set[LevelKey]:
-        """Keys of a run's levels whose log was kept but is not on this machine: where they were measured, or lost."""
+        """Keys of a run's levels whose stored log is not on this machine: it is where it was measured, or lost."""
         return {key for key, path in self._named(run_id).items() if not path.is_file()}
 
     def log(self, run_id: int, key: LevelKey) -> RequestLog | None:
-        """The requests of a level, None where no log was kept or it is on another machine. Raises StoreError."""
+        """The requests of a level; None if no log was stored, or it is on another machine. Raises StoreError."""
         path = self.records(run_id).get(key)
         return None if path is None else read_log(path)
 
     def folder(self, run_id: int) -> Path:
-        """The run's own folder among the records, on this machine; it may not be there. Raises StoreError."""
+        """The run's own folder among the records on this machine; it may not exist. Raises StoreError."""
         return self.database.records / folder_name(run_id, self.run(run_id).uuid)
 
     def _named(self, run_id: int) -> dict[LevelKey, Path]:
-        """Files that hold the logs of a run's levels on the machine that measured it."""
+        """Files with the logs of a run's levels, as named on the machine that measured it."""
         folder = self.database.records
         return {level_key(point_of(row)): folder / row["records"] for row in self._rows(run_id) if row["records"]}
 
@@ -503,7 +506,7 @@ class Store:
         with self.database.reading() as connection:
             found = [_run(row) for row in connection.execute(query).mappings()]
         if any(run.state == "lost" for run in found):
-            # a run's process may have ended in good order after its row was read and before it was looked for
+            # a run's process may have ended normally between the reading of its row and the look at /proc
             with self.database.reading() as connection:
                 found = [_run(row) for row in connection.execute(query).mappings()]
         return found
@@ -521,11 +524,11 @@ class Store:
 def check_free(
     connection: sql.Connection, target: str, clock: sql.ColumnElement[float], *, but: int | None = None
 ) -> None:
-    """Raises StoreError if a run at `target`, a host:port, is queued or going on; run `but` is the one that asks.
+    """Raises StoreError if a run other than `but` at `target`, a host:port, is queued or running.
 
-    Two runs at one server would each measure half of it. The row of a live run is the lock on its server: to be asked
-    in the transaction, of those that are `alone`, that makes a run live. It is free again when the run has ended, or
-    its process is known to be dead. An address of the machine itself means another server on each machine.
+    Two runs at one server would each measure half of it. The row of a live run is the lock on its server, so this must
+    be called in the `alone` transaction that makes a run live. The lock is released when the run has ended, or its
+    process is known to be dead. A loopback address is a different server on each machine.
     """
     if not target:
         return
@@ -536,8 +539,8 @@ def check_free(
         if row["id"] == but or elsewhere or not same_server(row["target"], target) or not owner.lives(row["silent_s"]):
             continue
         raise StoreError(
-            f"{target} is being measured by run {row['id']} ({owner}), begun {row['created']}: "
-            "wait until it ends or stop it, then start"
+            f"{target} is being measured by run {row['id']} ({owner}), started {row['created']}: "
+            "wait until it ends or stop it, then try again"
         )
 
 

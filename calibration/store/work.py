@@ -1,4 +1,4 @@
-"""A run in a process of its own: queued by one process, taken over by another, watched, stopped, accepted by any."""
+"""A run in its own process: queued by one process, taken over by another; any may watch, stop or accept it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from calibration.store.runs import Ending, Owner, Store, check_free, insert_run,
 class RunProgress:
     """The progress of a run as its process last reported it, `silent_s` seconds ago.
 
-    `phase` names the level or what comes before the first; `share` of it is done, 0 to 1; `left_s` is what the rest of
-    the run is thought to take, None while unknown. `log` are its last lines. `stopping_for_s`: how long ago it was
+    `phase` names the current level, or the step before the first; the fraction `share` of it is done, 0 to 1; `left_s`
+    is the estimated time left, None while unknown. `log` are the last lines. `stopping_for_s`: how long ago the run was
     asked to stop, None if it was not.
     """
 
@@ -31,7 +31,7 @@ class RunProgress:
 
 
 def work(store: Store, run_id: int) -> RunProgress:
-    """Raises StoreError if there is no such run."""
+    """The progress of a run. Raises StoreError if there is no such run."""
     clock = store.database.clock
     ages = ((clock - runs.c.heartbeat).label("silent_s"), (clock - runs.c.stop_asked).label("stopping_s"))
     with store.database.reading() as connection:
@@ -46,7 +46,7 @@ def work(store: Store, run_id: int) -> RunProgress:
 
 
 def enqueue(store: Store, plan: str, *, label: str, target: str) -> int:
-    """A new run in state ``queued`` whose points will wait to be accepted; its number.
+    """Insert a run in state ``queued``, whose points must be accepted before use; its number.
 
     Raises StoreError if a run at `target`, a host:port, is queued or running: see `check_free`.
     """
@@ -62,7 +62,7 @@ def enqueue(store: Store, plan: str, *, label: str, target: str) -> int:
 
 
 def requeue(store: Store, run_id: int) -> None:
-    """A run that has ended, in any way, is queued again. Raises StoreError as `enqueue`."""
+    """Queue a run that has ended, in whatever way, again. Raises StoreError as `enqueue` does."""
     target = store.run(run_id).target
     with store.database.alone() as connection:
         check_free(connection, target, store.database.clock)
@@ -71,14 +71,14 @@ def requeue(store: Store, run_id: int) -> None:
 
 
 def hand_over(store: Store, run_id: int, pid: int) -> None:
-    """A queued run belongs to process `pid` of this machine from now on."""
+    """Make process `pid` of this machine the owner of a queued run."""
     with store.database.writing() as connection:
         mine = sql.update(runs).where(runs.c.id == run_id, runs.c.state == "queued")
         connection.execute(mine.values(**asdict(Owner.child(pid)), heartbeat=store.database.clock))
 
 
 def give_up(store: Store, run_id: int, state: Ending, error: str) -> None:
-    """A run that is queued, or whose process is gone, has ended."""
+    """Store that a run which is queued, or whose process is gone, has ended."""
     if store.run(run_id).state in ("queued", "lost"):
         ended = {"state": state, "error": error, "ended": datetime.now(UTC).isoformat(timespec="seconds")}
         with store.database.writing() as connection:
@@ -86,7 +86,7 @@ def give_up(store: Store, run_id: int, state: Ending, error: str) -> None:
 
 
 def ask_to_stop(store: Store, run_id: int) -> None:
-    """Its process will see this within a few seconds and drop the level that it is at; asking twice changes nothing."""
+    """Ask a run to stop: its process sees this within seconds and drops its level. Asking twice changes nothing."""
     with store.database.writing() as connection:
         update_run(
             connection,
@@ -96,12 +96,12 @@ def ask_to_stop(store: Store, run_id: int) -> None:
 
 
 def accept(store: Store, run_id: int) -> int:
-    """The points of a run may be used in answers; how many could not before."""
+    """Allow the points of a run in answers; how many were not allowed before."""
     with store.database.writing() as connection:
         return set_standing(connection, run_id, "accepted")
 
 
 def discard(store: Store, run_id: int) -> int:
-    """The points of a run are kept, and used in no answer; how many were or waited to be."""
+    """Keep the points of a run but use them in no answer; how many were accepted or pending."""
     with store.database.writing() as connection:
         return set_standing(connection, run_id, "discarded")

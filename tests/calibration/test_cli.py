@@ -239,6 +239,16 @@ def test_an_unreachable_database(plan: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("measured")
+def test_a_file_that_is_there_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
+    """Another name of the old file still has what it held: nothing was written into it."""
+    out, other = tmp_path / "points.csv", tmp_path / "other.csv"
+    out.write_text("old")
+    other.hardlink_to(out)
+    assert call("export", 1, "--out", out).exit_code == 0
+    assert (len(read_points(out)), other.read_text()) == (2, "old")
+
+
+@pytest.mark.usefixtures("measured")
 def test_an_output_file_that_cannot_be_written(tmp_path: Path) -> None:
     assert "cannot be written" in refused(call("export", 1, "--out", tmp_path / "absent" / "points.csv"))
 

@@ -63,6 +63,18 @@ def test_a_relative_tokenizer_lies_beside_the_plan(tmp_path: Path) -> None:
         (MINIMAL + "budget_s: .inf", "budget_s: "),
         (MINIMAL + "seed: true", "seed: "),
         (MINIMAL + "warm_up: -1", "warm_up: "),
+        (MINIMAL + "warm_up: 1000000000", "warm_up: "),
+        (MINIMAL + "budget_s: 1e+300", "budget_s: "),
+        (MINIMAL + "requests_per_level: 1000000000", "requests_per_level: "),
+        (MINIMAL + "client: {processes: 1000000}", "client.processes: "),
+        (MINIMAL + "until: {half_width: 1e-300}", "until.half_width: "),
+        (MINIMAL + "schedule: [{for_s: 1e+6, rate: 1e+6}]", "its stages come to 1e+12 requests"),
+        (MINIMAL + "server: {timeout_s: 1e+300}", "server.timeout_s: "),
+        (MINIMAL + "server: {url: '::1:8001'}", "host:port is needed, [::1]:8001 in IPv6"),
+        (MINIMAL + "server: {url: 'h:99999'}", "a port is a number from 1 to 65535"),
+        (MINIMAL + "server: {metrics_url: 'ftp://h'}", "metrics_url: http://host:port/metrics is needed"),
+        (OPENAI.format("http://h:0"), "a port is a number from 1 to 65535"),
+        (OPENAI.format("http://h', headers: {X-Auth-Token: abc}, ca_file: 'c"), "X-Auth-Token would be stored"),
         ("lengths: [{isl: .nan, osl: 32}]\nconcurrency: [1]", "lengths.0.isl: "),
         ("lengths: [{isl: 64, osl: 0}]\nconcurrency: [1]", "lengths.0.osl: "),
         ("lengths: [{isl: 64, osl: 32, osl_cv: -0.1}]\nconcurrency: [1]", "lengths.0.osl_cv: "),
@@ -73,7 +85,7 @@ def test_a_relative_tokenizer_lies_beside_the_plan(tmp_path: Path) -> None:
         (f"lengths: [{{isl: 64, osl: 32}}]\nconcurrency: {list(range(1, 10_002))}", "more than 10,000 levels"),
         (f"lengths: {[{'isl': n, 'osl': 1} for n in range(1, 202)]}\nrates: {list(range(1, 51))}", "201 lengths at 50"),
         (MINIMAL + "arrivals: weekly", "arrivals: arrivals 'weekly': use poisson, constant or gamma"),
-        (MINIMAL + "schedule: [{for_s: 1, rate: 0}]", "its stages come to 0 requests, at least 2 are needed"),
+        (MINIMAL + "schedule: [{for_s: 1, rate: 0}]", "its stages come to 0 requests, 2 to 5,000,000 are needed"),
         (MINIMAL + "schedule: [{for_s: 0, rate: 1}]", "schedule.0.for_s: "),
         (MINIMAL + "replay: [1]", "replay: none of the lengths is a trace"),
         (MINIMAL + "until: {half_width: 2}", "until.half_width: "),
@@ -119,6 +131,24 @@ def test_a_faulty_plan_is_one_line_naming_file_and_key(text: str, says: str, tmp
     assert says in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MINIMAL + "server: {url: 'me:secret@h:8001'}",
+        MINIMAL + "server: {metrics_url: 'http://me:secret@h:8002/metrics'}",
+        MINIMAL + "server: {metrics_url: 'ftp://me:secret@h/metrics'}",
+        OPENAI.format("http://me:secret@h:1"),
+        OPENAI.format("ftp://me:secret@h:1"),
+        OPENAI.format("h', headers: {X-Api-Key: 1234secret}, ca_file: 'c"),
+        OPENAI.format("h', headers: {X-Api-Key: 537237}, ca_file: 'c"),
+    ],
+)
+def test_a_refused_password_is_not_shown(text: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        parse_plan(text)
+    assert "secret" not in str(caught.value) and "537237" not in str(caught.value)
 
 
 def test_a_missing_or_unreadable_plan_is_named(tmp_path: Path) -> None:

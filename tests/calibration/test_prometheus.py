@@ -241,7 +241,7 @@ ANSWERS: dict[str, tuple[int, bytes, str]] = {
         "a sample that is no time and number",
     ),
     "refused": (400, b'{"status": "error", "error": "too\\nmany\\u001b[31m samples"}', "refuses the query ('too many"),
-    "half": (200, b"", "the answer ends in its middle"),
+    "half": (200, b"", "the answer is incomplete"),
     "slow": (200, b"", "timed out"),
 }
 

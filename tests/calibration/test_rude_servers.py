@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import os
+import resource
 import socket
 import threading
 import time
@@ -20,12 +23,15 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from calibration.__main__ import main
+from calibration.errors import ClientLimitedError, ServerError
 from calibration.load import grpc as triton
 from calibration.load.contract import Contract, ModelInput
 from calibration.load.exchange import Exchange, log_of
 from calibration.load.grpc import GrpcClient
 from calibration.load.http import HttpClient
+from calibration.load.loops import ask
 from calibration.plan import ServerPlan
+from calibration.requests.source import PromptRequest
 from calibration.store import DATABASE_VARIABLE, Store
 from tests.calibration.load.test_generate_stream import CONFIG, HEAD, LAST, chunk, event
 from tests.calibration.mock_server import Script, subprocess_server
@@ -303,6 +309,31 @@ def turning(good: int, bad: bytes, heard: list[float]) -> Behave:
             connection.sendall(HEAD + b"".join([chunk(event(1))] * 4) + LAST if fine else bad)
 
     return behave
+
+
+def test_a_server_too_busy_for_a_connection_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time to connect in: as if its backlog were full. What it answers to other questions tells that it is there."""
+    monkeypatch.setattr("calibration.load.http.ANSWER_WITHIN_S", 0.0)
+    with sockets(turning(9, b"", [])) as url:
+        server = ServerPlan(url=url, protocol="http")
+        log = asyncio.run(ask(server, CONTRACT, [PromptRequest("a", 1, 1)]))
+        assert log.error == ("UNAVAILABLE: no connection within 0 s",)
+    with pytest.raises(ServerError, match="stopped answering"):
+        asyncio.run(ask(server, CONTRACT, [PromptRequest("a", 1, 1)]))
+
+
+def test_a_limit_on_open_files_is_not_laid_to_the_server() -> None:
+    async def connected(server: ServerPlan) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        async with HttpClient(server) as target:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, hard))
+            try:
+                await target.connect(100)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    with sockets(silent) as url, pytest.raises(ClientLimitedError, match="ulimit -n"):
+        asyncio.run(connected(ServerPlan(url=url, protocol="http")))
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_a_restart_in_the_middle_is_a_note_and_no_means_of_counters() -> None:
 
     with serving(answer) as url, Scraper(url, "ensemble", every_s=0.02) as scraper:
         wait_for(lambda: len(scraper._pages) > 4)
-    assert scraper.notes() == ["the server's counters fell: it was started anew meanwhile"]
+    assert scraper.notes() == ["the server was restarted during the level: its counters fell"]
     found = scraper.means()
     assert found["engine_requests_waiting_mean"] == 1
     assert "requests_served" not in found
@@ -472,6 +472,28 @@ def test_an_engine_that_restarts_is_seen_by_its_count() -> None:
     pages = [parse_page(vllm_text(served), "test", 0.0) for served in (5, 2)]
     assert restarted(pages, "toy")
     assert not restarted(pages[::-1], "toy")
+
+
+def test_a_restart_of_llama_cpp_is_seen_though_it_counts_no_requests() -> None:
+    texts = (f"llamacpp:prompt_tokens_total {n}\nllamacpp:n_decode_total {n}" for n in (50, 7))
+    before, after = (parse_page(text, "test", 0.0) for text in texts)
+    assert restarted((before, after), "toy")
+    assert not restarted((after, before), "toy")
+
+
+@pytest.mark.parametrize(
+    ("served", "notes"), [(50, []), (3, ["the server was restarted between the level before and this one"])]
+)
+def test_a_restart_between_two_levels_is_a_note(served: int, notes: list[str]) -> None:
+    before = parse_page(page_text(served=50), "test", 0.0)
+
+    def answer(number: int) -> tuple[int, bytes, float]:
+        return 200, page_text(served=served).encode(), 0.0
+
+    with serving(answer) as url, Scraper(url, "ensemble", before=before) as scraper:
+        pass
+    assert scraper.notes() == notes
+    assert scraper.last.total("nv_inference_request_success", model="ensemble") == served
 
 
 def test_an_engine_behind_triton_adds_to_what_triton_counts() -> None:

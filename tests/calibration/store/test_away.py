@@ -68,7 +68,7 @@ def test_a_level_measured_while_postgresql_stands_still_is_kept_once_it_goes_on(
         patient(partial(on_postgres.add_point, run_id, SECOND), goes_on)
     finally:
         os.kill(server, signal.SIGCONT)
-    assert len(told) == 1 and "trying again for up to 60 s" in told[0] and "timeout" in told[0]
+    assert len(told) == 1 and "retrying for up to 60 s" in told[0] and "timeout" in told[0]
     kept_once(on_postgres, run_id)
 
 
@@ -199,7 +199,7 @@ def test_a_store_on_a_read_only_mount_is_listed_shown_and_exported(
     left(store)
     told = on_a_read_only_mount(folder)
     assert "toy at gpu-7" in told and f"{POINT.load_value:g} users" in told
-    assert "nothing can be written: it can be listed and exported" in told
+    assert "it is read-only: it can be listed and exported" in told
     assert re.findall(r"(\w+) .*: exit (\d)$", told, re.M) == [*((name, "0") for name in READING), ("accept", "2")]
     if left is with_a_log:
         assert '"run": 2' in told

@@ -153,7 +153,7 @@ def test_a_database_that_may_only_be_read(tmp_path: Path) -> None:
 def test_a_locked_database_is_waited_for_and_then_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calibration.store.database.WAIT_FOR_LOCK_S", 0.1)
     store = Store(f"sqlite:///{tmp_path / 'points.db'}")
-    with store.database.writing(), pytest.raises(StoreError, match="locked; another program holds it"):
+    with store.database.writing(), pytest.raises(StoreError, match="locked; another program has locked it"):
         store.create_run("plan")
     store.create_run("plan")
 

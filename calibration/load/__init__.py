@@ -1,1 +1,1 @@
-"""Putting load on a server over gRPC or HTTP, from processes of their own. Start with `shards.drive`."""
+"""Load on a server over gRPC or HTTP, from processes of its own. Start with `pool.drive`."""

@@ -1,8 +1,8 @@
-"""What a model takes and gives: requests are built, and tokens counted, by what its config declares.
+"""A model's inputs and outputs: requests are built, and tokens counted, according to its config.
 
 Names are those of the TensorRT-LLM backend (ensemble, `tensorrt_llm`, `tensorrt_llm_bls`, in all its releases, and its
-LLM API) and of the vLLM backend unless the plan maps others; the same values go out as gRPC messages and as the JSON of
-`generate_stream`.
+LLM API) and of the vLLM backend unless the plan maps others; the same values are sent as gRPC messages and as the JSON
+of `generate_stream`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MOST_TOKENS = 2**31 - 1
 LENGTH_NAMES = ("max_tokens", "request_output_len", "sampling_param_max_tokens")
 MINIMUM_NAMES = ("min_tokens", "min_length")
 SUMMED = ("sequence_length", "num_output_tokens")
-"""Outputs that say how many tokens a response has."""
+"""Outputs with the number of tokens in a response."""
 OF_VLLM = "sampling_parameters"
-"""The input of the vLLM backend that takes the length, with all else, as JSON."""
+"""The input of the vLLM backend that takes the length, and everything else, as JSON."""
 _DTYPES: dict[str, Any] = {
     "BOOL": np.bool_,
     "INT8": np.int8,
@@ -59,8 +59,8 @@ class ModelInput:
 class Contract:
     """Inputs and outputs of one model. `batched`: tensors carry a leading batch dimension, 1 here.
 
-    `tensors` are the plan's names for them. `decoupled`: the model may answer with many responses; None where its
-    config does not tell, as that of an ensemble.
+    `tensors` are the plan's names for them. `decoupled`: the model may answer with many responses; None if its config
+    does not say, like that of an ensemble.
     """
 
     model: str
@@ -86,7 +86,7 @@ class Contract:
 
     @property
     def is_ensemble(self) -> bool:
-        """True where the config leaves open whether the model is decoupled: its steps say so."""
+        """True if the config does not say whether the model is decoupled: that depends on its steps."""
         return self.decoupled is None
 
     @property
@@ -101,7 +101,7 @@ class Contract:
 
     @property
     def counted_by(self) -> CountedBy:
-        """The output from which tokens are counted: the server's own token ids if it gives them."""
+        """The output from which tokens are counted: the server's own token ids if it returns them."""
         if self.ids_name in self.outputs:
             return "output_ids"
         if OF_VLLM in self.inputs and "num_output_tokens" in self.outputs:
@@ -112,7 +112,7 @@ class Contract:
 
     @property
     def takes_token_ids(self) -> bool:
-        """True for a model that wants token ids in place of text, as the engine's own (`tensorrt_llm`)."""
+        """True for a model that takes token ids instead of text, such as the engine's own (`tensorrt_llm`)."""
         if self.tensors.prompt or self.tensors.token_ids:
             return self.tensors.prompt is None
         return "input_ids" in self.inputs and "text_input" not in self.inputs
@@ -124,17 +124,17 @@ class Contract:
 
     @property
     def exact(self) -> bool:
-        """True if an answer of another length than was asked for is a fault: it is forced, and the server counts."""
+        """True if an answer of another length than requested is an error: it is forced, and the server counts."""
         return self.forces_osl and self.counted_by != "responses"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of a point of this model must know about its lengths and times."""
+        """Remarks on the lengths and times of a point of this model."""
         found = []
         if self.counted_by == "responses":
-            found.append("OSL is responses: the model tells no token counts")
+            found.append("OSL is responses: the model reports no token counts")
         if not self.forces_osl:
-            found.append("OSL is not forced: the model takes no maximum of tokens")
+            found.append("OSL is not forced: the model accepts no maximum number of tokens")
         if self.decoupled is False:
             found.append("the model is not decoupled: its answer comes at once, and TTFT is E2E")
         return tuple(found)

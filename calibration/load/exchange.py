@@ -1,4 +1,4 @@
-"""One request and its answer as raw bytes with time stamps; what is in the bytes is looked at only afterwards.
+"""One request and its answer as raw bytes with time stamps; the bytes are parsed only afterwards.
 
 Times are nanoseconds of `time.perf_counter_ns`, which is CLOCK_MONOTONIC on Linux and mach_absolute_time on macOS: one
 clock for all processes of the machine.
@@ -16,10 +16,10 @@ import numpy as np
 from calibration.records import RequestLog
 
 KEPT_BYTES = 12 * 2**20
-OBJECT_BYTES = 120  # what Python keeps beside the bytes of one response: two objects and two places in lists
+OBJECT_BYTES = 120  # Python's overhead for one response: two objects and two entries of lists
 
 MOST_BYTES = 32 * 2**20
-"""An answer of more is given up: a server that never ends one would fill the memory before its time is over."""
+"""A longer answer is aborted: one without end would fill the memory before its time-out."""
 TOO_LONG = f"an answer of more than {MOST_BYTES >> 20} MiB"
 LONGEST_ERROR = 300
 
@@ -28,10 +28,10 @@ CountTokens = Callable[[bytes], int]
 
 
 class Prepared(NamedTuple):
-    """A request ready to be sent: its bytes, its id in them, and the tokens it brings and asks for.
+    """A request ready to be sent: its bytes, the id in them, and the tokens of its prompt and of the answer requested.
 
-    Of a session: `turn` is its number, from 0, and `then` tells from the exchange what follows: seconds that a user
-    thinks, and the next turn; None where nothing does.
+    In a session, `turn` is its number, from 0, and `then` derives from the exchange what follows: seconds of think
+    time, and the next turn; None if nothing follows.
     """
 
     id: bytes
@@ -44,10 +44,10 @@ class Prepared(NamedTuple):
 
 @dataclass(slots=True)
 class Exchange:
-    """A request on its way: when it was sent, and when each response came (`at_ns`), with its bytes (`raw`).
+    """A request and its answer: when it was sent, and when each response came (`at_ns`), with its bytes (`raw`).
 
-    `end_ns` is when the answer was over, an empty final response included. `error`, if not empty, is what went wrong.
-    `intended_ns` is when an open loop meant to send it; None in a closed loop, where that is `sent_ns`. `turn` is its
+    `end_ns` is when the answer was over, including an empty final response. `error`, if not empty, is what went wrong.
+    `intended_ns` is when it was due in an open loop; None in a closed loop, where that is `sent_ns`. `turn` is its
     number in a session.
     """
 
@@ -68,9 +68,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How the answers of one target are read: `count` finds the tokens in a raw response, whatever came before it.
+    """How the answers of one target are read: `count` finds the tokens in a raw response, independent of those before.
 
-    `exact`: the server says how many tokens it sends, and was told how many to send, so that another number is an
+    `exact`: the server reports how many tokens it sends, and was told how many to send, so that another number is an
     error.
     """
 
@@ -100,9 +100,9 @@ class Reader:
         return ""
 
     def glance(self, exchange: Exchange) -> tuple[int, int, int] | None:
-        """(first token in ns, last token in ns, tokens in the first response) at the price of two responses read.
+        """(first token in ns, last token in ns, tokens in the first response), from reading two responses.
 
-        None if the request failed or nothing came. Enough to follow a level while it runs.
+        None if the request failed or nothing came. This is enough to follow a level while it runs.
         """
         if exchange.error:
             return None
@@ -116,7 +116,7 @@ class Reader:
 
 
 class Columns:
-    """Requests read into the columns of a `RequestLog`, one by one, at 16 bytes a response."""
+    """Requests read one by one into the columns of a `RequestLog`, at 16 bytes per response."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -126,7 +126,7 @@ class Columns:
         self._chunks = (array("q"), array("q"))
 
     def add(self, exchange: Exchange) -> None:
-        """Read `exchange`; its bytes are not needed any more."""
+        """Read `exchange`, whose bytes are not needed afterwards."""
         at_ns, tokens = self._chunks
         before, total = len(at_ns), 0
         for chunk_ns, count in self._reader.chunks(exchange):
@@ -152,7 +152,7 @@ class Columns:
 class Exchanges:
     """Exchanges of a level, kept raw while it runs and read when it is over.
 
-    Past `kept_bytes` finished exchanges are read at once: reading takes time from the load, but memory has an end.
+    Beyond `kept_bytes`, finished exchanges are read at once: that takes time from the load, but memory is limited.
     """
 
     def __init__(self, reader: Reader, kept_bytes: int = KEPT_BYTES) -> None:
@@ -169,7 +169,7 @@ class Exchanges:
         self._room -= sum(map(len, exchange.raw)) + OBJECT_BYTES * len(exchange.raw)
 
     def log(self) -> RequestLog:
-        """All of them as columns, those read early first."""
+        """All exchanges as columns, those read early first."""
         for exchange in self._raw:
             self._columns.add(exchange)
         self._raw.clear()
@@ -185,5 +185,5 @@ def log_of(exchanges: Iterable[Exchange], reader: Reader) -> RequestLog:
 
 
 def one_line(text: str | None) -> str:
-    """A server's own words for what went wrong, in a line of at most 300 characters."""
+    """A server's own error message, on one line of at most 300 characters."""
     return " ".join((text or "").split())[:LONGEST_ERROR] or "no reason given"

@@ -1,7 +1,7 @@
-"""Triton over gRPC: requests go out as bytes made before, responses are kept as bytes with a time stamp each.
+"""Triton over gRPC: requests are sent as prepared bytes, responses are kept as bytes with a time stamp each.
 
-`tritonclient` is not in the path of a request: its clients parse every response when it comes (which costs as much as
-receiving it), and `stream_infer` gives no say over channels. Only its message types are used.
+`tritonclient` is not in the path of a request: its clients parse every response on arrival (which costs as much as
+receiving it), and `stream_infer` gives no control over channels. Only its message types are used.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ _SERVICE = "/inference.GRPCInferenceService"
 _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_BYTES),
     ("grpc.max_send_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),  # else all channels share one connection, which serialises their streams
+    (
+        "grpc.use_local_subchannel_pool",
+        1,
+    ),  # otherwise all channels share one connection, which serialises their streams
 )
-_ERROR_TAG = b"\x0a"  # a ModelStreamInferResponse that opens with field 1 carries error_message
+_ERROR_TAG = b"\x0a"  # a ModelStreamInferResponse that starts with field 1 carries error_message
 _FINAL = b"triton_final_response"
-NO_MESSAGE = "what came on the stream is no message of Triton's"
-_TRUE = b"\x12\x02\x08\x01"  # what follows that key in the map of parameters: InferParameter{bool_param: true}
+NO_MESSAGE = "a response on the stream is not a Triton message"
+_TRUE = b"\x12\x02\x08\x01"  # the bytes after that key in the map of parameters: InferParameter{bool_param: true}
 _FALSE = b"\x12\x02\x08\x00"
 
 
@@ -71,7 +74,7 @@ class GrpcClient:
         return GrpcStream(self, self._channel(next(self._opened) % max(1, len(self._channels))), contract)
 
     def prepare(self, contract: Contract, request: PromptRequest) -> Prepared:
-        """`request` as bytes, under an id that no other request to the server has."""
+        """`request` as bytes, with an id that no other request to the server has."""
         request_id = f"calibration-{self._name}-{next(self._numbers)}"
         return Prepared(request_id.encode(), contract.message(request, request_id), request.isl, request.osl)
 
@@ -80,7 +83,7 @@ class GrpcClient:
         return Reader(lambda raw: _tokens(contract, raw), contract.exact)
 
     async def model_config(self, name: str) -> Any:
-        """The ModelConfig of model `name`, None if the server has no such model. Raises ServerError."""
+        """The ModelConfig of model `name`; None if the server has no such model. Raises ServerError."""
         try:
             request = service_pb2.ModelConfigRequest(name=name)
             return (await self._ask("ModelConfig", request, service_pb2.ModelConfigResponse)).config
@@ -92,7 +95,7 @@ class GrpcClient:
         name = self.server.model
         request = service_pb2.ModelReadyRequest(name=name)
         if not (await self._ask("ModelReady", request, service_pb2.ModelReadyResponse)).ready:
-            raise ServerError(f"{self.server.url}: model {name!r} is not ready; look into the server's log")
+            raise ServerError(f"{self.server.url}: model {name!r} is not ready; see the server's log")
 
     async def check_alive(self) -> None:
         """Raises ServerError if the server does not answer any more."""
@@ -108,12 +111,12 @@ class GrpcClient:
         return self._channels[index]
 
     async def _ask(self, method: str, request: Message, kind: type[Message], within_s: float | None = None) -> Any:
-        """The answer to a call of one message. It is parsed here: gRPC would print a traceback for one that is none."""
+        """The answer to a unary call. Parsed here: gRPC would print a traceback for bytes that are not a message."""
         call = self._channel(0).unary_unary(f"{_SERVICE}/{method}")
         try:
             return kind.FromString(await call(request.SerializeToString(), timeout=within_s or ANSWER_WITHIN_S))
         except DecodeError:
-            raise ServerError(f"{self.server.url}: its answer over gRPC is no {kind.DESCRIPTOR.name}") from None
+            raise ServerError(f"{self.server.url}: its answer over gRPC is not a {kind.DESCRIPTOR.name}") from None
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND or "unknown model" in str(error.details()):
                 raise _NoSuchModel from None
@@ -131,7 +134,7 @@ class _NoSuchModel(Exception):
 
 
 class GrpcStream:
-    """One request at a time over one long-lived ModelStreamInfer call, opened anew after a failure."""
+    """One request at a time over one long-lived ModelStreamInfer call, which is reopened after a failure."""
 
     def __init__(self, client: GrpcClient, channel: Any, contract: Contract) -> None:
         self._client = client
@@ -141,7 +144,7 @@ class GrpcStream:
         self._call: Any = None
 
     async def exchange(self, prepared: Prepared) -> Exchange:
-        """Send a request and wait for the end of its answer. What goes wrong with it is in `Exchange.error`.
+        """Send a request and wait for the end of its answer. If it fails, `Exchange.error` says why.
 
         Raises ServerError if the server is gone.
         """
@@ -171,13 +174,13 @@ class GrpcStream:
             return f"no complete answer within {timeout_s:g} s"
         except grpc.aio.AioRpcError as error:
             return await self._failed(error.code().name, one_line(error.details()))
-        except asyncio.InvalidStateError:  # a write on a call that the server has ended between two requests
+        except asyncio.InvalidStateError:  # a write on a call that the server ended between two requests
             return await self._failed("UNAVAILABLE", "the server closed the stream")
         except DecodeError:
             return NO_MESSAGE
 
     async def _collect(self, prepared: Prepared, exchange: Exchange) -> str:
-        """The path of every response: stamp it, keep it, see whether it is the last. Returns an error, "" if none."""
+        """For every response: stamp it, keep it, check whether it is the last. Returns an error, "" if none."""
         at_ns, raw = exchange.at_ns, exchange.raw
         tokens, room = 0, MOST_BYTES
         while True:
@@ -188,14 +191,14 @@ class GrpcStream:
             if response.startswith(_ERROR_TAG):
                 return one_line(_parsed(response).error_message)
             if prepared.id not in response and _parsed(response).infer_response.id:
-                continue  # a late end of the request before
+                continue  # a late response of the request before
             room -= len(response)
             if room < 0:
                 return TOO_LONG
             at_ns.append(now_ns)
             raw.append(response)
             final = _final(response)
-            if final is None:  # a server that does not mark the end: the tokens asked for are the end
+            if final is None:  # a server that does not mark the end: it is over with the tokens requested
                 tokens += self._contract.tokens(_parsed(response).infer_response)
                 final = tokens >= prepared.osl
             if final:
@@ -208,7 +211,7 @@ class GrpcStream:
 
 
 async def _connected(channel: Any) -> None:
-    """Raises ConnectionError as soon as it is clear that nobody answers; `channel_ready` would try on and on."""
+    """Raises ConnectionError as soon as a connection fails; `channel_ready` would retry without end."""
     state = channel.get_state(try_to_connect=True)
     while state is not grpc.ChannelConnectivity.READY:
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
@@ -218,7 +221,7 @@ async def _connected(channel: Any) -> None:
 
 
 def _final(response: bytes) -> bool | None:
-    """Whether a response says that it is the last; None if it does not say. Parsed only where the bytes leave doubt."""
+    """Whether a response is marked as the last; None if it has no mark. Parsed only if the bytes leave doubt."""
     key = response.find(_FINAL)
     if key < 0:
         return None

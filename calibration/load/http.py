@@ -1,7 +1,7 @@
 """HTTP with server-sent events (``data: {json}``, an empty line): connections, and Triton's POST .../generate_stream.
 
-Bytes go through a bare asyncio protocol and httptools: one time stamp and one append for each event, 5 to 10 µs of CPU
-where an HTTP client library takes 25 to 80. The events are read afterwards.
+Bytes go through a bare asyncio protocol and httptools: one time stamp and one append for each event, which takes 5 to
+10 µs of CPU, where an HTTP client library takes 25 to 80. The events are read afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from calibration.requests.source import PromptRequest
 
 ANSWER_WITHIN_S = 3.0
 ALIVE_WITHIN_S = 15.0
-"""A server at its limits may take so long to say that it is alive; one that is gone refuses the connection at once."""
+"""A server at its limit may take this long to answer that it is alive; one that is gone refuses the connection."""
 _LINE_END = b"\n"
 _EVENT_END = b"\n\n"
 _DATA = b"data:"
@@ -37,8 +37,8 @@ _ERROR = b'data: {"error"'
 class HttpClient:
     """Keep-alive connections to one server. Use as ``async with``.
 
-    `root` is what the server's paths start with, `headers` go with every request, `tls` is None without HTTPS.
-    `alive_page`: a page that the server has while it is alive.
+    `root` is the base of the server's paths, `headers` are sent with every request, `tls` is None without HTTPS.
+    `alive_page`: the page that shows whether the server is alive.
     """
 
     alive_page = "/v2/health/live"
@@ -60,7 +60,7 @@ class HttpClient:
             connection.close()
 
     async def connect(self, streams: int) -> None:
-        """Open `streams` connections, so that none is opened under load. Raises ServerError if the server is absent."""
+        """Open `streams` connections before the load starts. Raises ServerError if the server is absent."""
         fresh = [self._connection() for _ in range(streams - len(self._spare))]
         self._connections += fresh
         self._spare += fresh
@@ -71,7 +71,7 @@ class HttpClient:
                 raise self._absent(error) from None
 
     def stream(self, contract: Any) -> Connection:
-        """A connection that nobody else uses, an open one if there is one left."""
+        """A connection for one user, an open one if any is left."""
         if self._spare:
             return self._spare.pop()
         self._connections.append(self._connection())
@@ -94,7 +94,7 @@ class HttpClient:
         return Reader(lambda raw: sum(map(contract.json_tokens, events(raw))), contract.exact)
 
     async def model_config(self, name: str) -> Any:
-        """The ModelConfig of model `name`, None if the server has no such model. Raises ServerError."""
+        """The ModelConfig of model `name`; None if the server has no such model. Raises ServerError."""
         status, page = await self._get(f"/v2/models/{quote(name)}/config")
         if status != 200:
             return None
@@ -108,9 +108,7 @@ class HttpClient:
         """Raises ServerError if the server or its model is not ready."""
         status, _ = await self._get(f"/v2/models/{quote(self.server.model)}/ready")
         if status != 200:
-            raise ServerError(
-                f"{self.server.url}: model {self.server.model!r} is not ready; look into the server's log"
-            )
+            raise ServerError(f"{self.server.url}: model {self.server.model!r} is not ready; see the server's log")
 
     async def check_alive(self) -> None:
         """Raises ServerError if the server does not answer any more."""
@@ -161,9 +159,9 @@ class HttpClient:
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time over one keep-alive connection, opened anew when it is lost.
+    """One request at a time over one keep-alive connection, which is reopened when it is lost.
 
-    `status` is that of the last answer, 0 before there is one. An answer of no told length ends with the connection.
+    `status` is that of the last answer, 0 before the first. An answer without a stated length ends with the connection.
     """
 
     status = 0
@@ -187,7 +185,7 @@ class Connection(asyncio.Protocol):
         return self._transport
 
     async def exchange(self, prepared: Prepared) -> Exchange:
-        """Send a request and wait for the end of its answer. What goes wrong with it is in `Exchange.error`.
+        """Send a request and wait for the end of its answer. If it fails, `Exchange.error` says why.
 
         Raises ServerError if the server is gone.
         """
@@ -277,12 +275,12 @@ class Connection(asyncio.Protocol):
         self._end()
 
     def error_in(self, raw: Sequence[bytes]) -> str:
-        """What the events of an answer say went wrong, "" for nothing: Triton's last event is then an error."""
+        """The error in the events of an answer, "" if there is none: Triton sends it as the last event."""
         last = b"".join(raw[-2:]).strip().rpartition(_EVENT_END)[2] if raw else b""
         return reason(last.removeprefix(_DATA)) if last.startswith(_ERROR) else ""
 
     def _told(self, error: str) -> str:
-        """An error in the server's words, as it may be shown and stored."""
+        """The server's error message, in a form that may be shown and stored."""
         return error
 
     def _end(self) -> None:
@@ -290,7 +288,7 @@ class Connection(asyncio.Protocol):
             self._over.set_result(None)
 
     def eof_received(self) -> None:
-        """Called by the event loop where the server closes the connection in good order."""
+        """Called by the event loop when the server closes the connection normally."""
         if self._until_closed:
             self._now_ns = time.perf_counter_ns()
             self.on_message_complete()

@@ -33,11 +33,12 @@ Infer = Callable[[Prepared], Awaitable[Exchange]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """One load level, as each process of the load generator is told it.
+    """One load level, as each process of the load generator receives it.
 
-    Closed loop: `users` of them, started spread over `ramp_s`, each warm after `warm_up` answers. Open loop: requests
-    at `arrivals_s`, seconds from the loop's start, of which the first `warm_up` are left out. `ahead` requests are made
-    before the start, in all. Where requests begin sessions, users, arrivals, `warm_up` and `ahead` are of sessions.
+    Closed loop: `users`, who start one after the other over `ramp_s` and are warm after `warm_up` answers. Open loop:
+    requests at `arrivals_s`, seconds from the loop's start, of which the first `warm_up` are left out. `ahead` requests
+    in all are prepared before the start. If requests begin sessions, users, arrivals, `warm_up` and `ahead` are those
+    of sessions.
     """
 
     server: ServerPlan
@@ -51,17 +52,17 @@ class Job:
 
 
 class RequestLine(Protocol):
-    """What carries one request at a time: a gRPC stream or an HTTP connection."""
+    """Carries one request at a time: a gRPC stream or an HTTP connection."""
 
     async def exchange(self, prepared: Prepared) -> Exchange:
-        """Send, and wait for the end of the answer. Raises ServerError if the server is gone."""
+        """Send a request and wait for the end of the answer. Raises ServerError if the server is gone."""
 
     def close(self) -> None:
-        """The next request starts afresh."""
+        """Close the line; the next request opens it again."""
 
 
 class Client(Protocol):
-    """What the protocols have in common. A contract is one of its own protocol."""
+    """The interface of all protocols. Each has contracts of its own."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *error: Any) -> None: ...
@@ -82,9 +83,9 @@ def client(server: ServerPlan) -> Client:
 
 
 async def ask(server: ServerPlan, contract: AnyContract, requests: Iterable[PromptRequest]) -> RequestLog:
-    """Send `requests` one after another, up to one that fails, for a probe.
+    """Send `requests` one after another, up to the first that fails, as a probe.
 
-    Raises ServerError if the server is not there or gone.
+    Raises ServerError if the server is not there or is lost.
     """
     exchanges: list[Exchange] = []
     async with client(server) as target:
@@ -97,7 +98,7 @@ async def ask(server: ServerPlan, contract: AnyContract, requests: Iterable[Prom
 
 
 class Lines:
-    """Lines for an open loop: an idle one is taken, a new one opened where none is idle."""
+    """Lines of an open loop: a request uses an idle one, or opens a new one if none is idle."""
 
     def __init__(self, target: Client, contract: AnyContract) -> None:
         self._target = target
@@ -114,10 +115,10 @@ class Lines:
 
 
 class LoadTally:
-    """What a loop tells while it runs, and where it is told to stop.
+    """The results of a loop while it runs, and its stop signal.
 
-    `cold` users have not had their warm-up answers yet; `warm_s` is when the last had them. `stopped_s`: no request is
-    sent from then on.
+    `cold` users have not had their warm-up answers yet; `warm_s` is when the last of them had. `stopped_s`: no request
+    is sent from then on.
     """
 
     def __init__(self, reader: Reader, cold: int = 0) -> None:
@@ -130,16 +131,16 @@ class LoadTally:
         self._failed = 0
 
     def stop(self, at_s: float | None = None) -> None:
-        """Send nothing more, from now or from `at_s` on; what is in flight is waited for. The first stop counts."""
+        """Send nothing from now or from `at_s` on, and wait for what is in flight. Only the first stop counts."""
         if self.stopped_s is None:
             self.stopped_s = time.perf_counter() if at_s is None else at_s
 
     def stopped_by(self, at_s: float) -> bool:
-        """Is nothing sent any more that falls due at `at_s`?"""
+        """Whether requests due at `at_s` are no longer sent."""
         return self.stopped_s is not None and self.stopped_s <= at_s
 
     def warm(self) -> None:
-        """One more user is warm."""
+        """Count one more user as warm."""
         self.cold -= 1
         if self.cold == 0:
             self.warm_s = time.perf_counter()
@@ -154,7 +155,7 @@ class LoadTally:
         self.answers.add(exchange)
 
     def news(self) -> tuple[list[Done], int]:
-        """Requests answered, and number of those failed, since this was asked last."""
+        """Requests answered since the last call, and the number of those that failed."""
         done, failed = self._done, self._failed
         self._done, self._failed = [], 0
         return done, failed
@@ -172,9 +173,9 @@ async def closed_loop(
 ) -> None:
     """Each user sends its next request as soon as the answer to the last is complete: ``len(users)`` are in flight.
 
-    User i starts at ``starts_s[i]`` of `time.perf_counter`, is warm after `warm_up` answers, and goes on until
-    `tally.stop`, or until there are no more requests. Where a request begins a session, the user has it to its end
-    before the next, and `warm_up` are sessions. Raises what a user raises.
+    User i starts at ``starts_s[i]`` of `time.perf_counter`, is warm after `warm_up` answers, and continues until
+    `tally.stop`, or until there are no more requests. If requests begin sessions, a user finishes a session before the
+    next, and `warm_up` counts sessions. Raises what a user raises.
     """
 
     async def user(infer: Infer, start_s: float) -> None:
@@ -201,9 +202,9 @@ async def open_loop(
 ) -> None:
     """Requests are sent at the times `due_s` of `time.perf_counter`, however many are still unanswered.
 
-    Ends when all are answered; `tally.stop` cuts the rest of the arrivals. Where `requests` end first, the load stops
-    at the time of the first arrival that has none. Where a request begins a session, its turns that are due after
-    `until_s` are not sent. Raises what a request raises.
+    Ends when all are answered; `tally.stop` drops the remaining arrivals. If `requests` end first, the load stops at
+    the time of the first arrival without one. If requests begin sessions, turns that are due after `until_s` are not
+    sent. Raises what a request raises.
     """
 
     async with _together() as group, Alarm() as alarm:
@@ -219,10 +220,10 @@ async def open_loop(
 async def _had(
     infer: Infer, prepared: Prepared, tally: LoadTally, due_s: float | None = None, until_s: float = math.inf
 ) -> None:
-    """Send a request and, where it begins a session, the turns that follow: each after its user's thinking.
+    """Send a request and, if it begins a session, the turns that follow, each after its think time.
 
-    A session ends early at a turn that fails, at `tally.stop`, and at the first turn that is due after `until_s`.
-    Thinking begins when the next turn is ready to be sent, so that making it is no delay of the server's.
+    A session ends early at a turn that fails, at `tally.stop`, and at the first turn that is due after `until_s`. Think
+    time begins when the next turn is ready to be sent, so that preparing it does not count as the server's delay.
     """
     while True:
         exchange = await infer(prepared)
@@ -243,8 +244,8 @@ async def _had(
 async def _came(intended_s: float, tally: LoadTally, alarm: Alarm) -> bool:
     """Wait for the arrival at `intended_s`; False if the load was stopped before it.
 
-    An arrival that is being waited for while the stop comes in still counts if it was due before: the stop is the end
-    of the window, and what was due inside is to be in the log.
+    If the stop comes during the wait, an arrival due before it is still sent: the stop is the end of the window, and
+    everything due inside belongs in the log.
     """
     while tally.stopped_s is None and intended_s - time.perf_counter() > 2 * STOPS_WITHIN_S:
         await asyncio.sleep(STOPS_WITHIN_S)
@@ -256,7 +257,7 @@ async def _came(intended_s: float, tally: LoadTally, alarm: Alarm) -> bool:
 
 @asynccontextmanager
 async def _together() -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group that raises the first failure itself, not a group of them."""
+    """A task group that raises the first failure itself, instead of a group."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group
@@ -264,7 +265,7 @@ async def _together() -> AsyncIterator[asyncio.TaskGroup]:
         raise failures.exceptions[0] from None
 
 
-# --- When requests of an open loop fall due: at random or evenly, at one rate or along a schedule of rates
+# --- When requests of an open loop are due: at random or evenly, at one rate or along a schedule of rates
 
 
 def schedule_times(stages: Sequence[tuple[float, float]], arrivals: Arrivals, rng: np.random.Generator) -> Seconds:
@@ -280,7 +281,7 @@ def schedule_times(stages: Sequence[tuple[float, float]], arrivals: Arrivals, rn
     ends_s = np.concatenate([[0.0], np.cumsum(lasts_s)])
     expected = np.concatenate([[0.0], np.cumsum(lasts_s * rates_per_s)])
     n = int(expected[-1] * (1 + 1e-12))
-    counts = arrivals.times(n, 1.0, rng) * (1 - 1e-12)  # the last of a stage is not to wait for the next stage
+    counts = arrivals.times(n, 1.0, rng) * (1 - 1e-12)  # so that the last of a stage does not fall into the next stage
     stage = np.clip(np.searchsorted(expected, counts) - 1, 0, None)
     with np.errstate(divide="ignore", invalid="ignore"):
         into_s = np.where(rates_per_s[stage] > 0, (counts - expected[stage]) / rates_per_s[stage], 0.0)

@@ -1,7 +1,7 @@
-"""Servers of the OpenAI protocol: how one is met before a run, and the connections that load it.
+"""Servers of the OpenAI protocol: how one is probed before a run, and the connections that load it.
 
-What a server takes is found out with a few short requests: the richest first, plainer ones where it refuses. The key
-comes from the environment in each process; nothing that holds it is written, sent between processes or shown.
+A few short requests find out what a server accepts: the richest first, plainer ones if it refuses. Each process reads
+the key from the environment; nothing that contains it is written, sent between processes or shown.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _ERRORS = (b'data: {"error"', b'data:{"error"', b'data: {"object":"error"', b'da
 
 
 class OpenAiClient(HttpClient):
-    """Keep-alive connections, with TLS for https, that carry the plan's headers and key.
+    """Keep-alive connections, with TLS for https, that send the plan's headers and key.
 
-    Raises PlanError if a variable of the environment is not set or the certificates cannot be read.
+    Raises PlanError if an environment variable is not set or the certificates cannot be read.
     """
 
     alive_page = "/v1/models"
@@ -67,7 +67,7 @@ class OpenAiClient(HttpClient):
             yield "Authorization", f"Bearer {self._secret(server.api_key_env, 'server.api_key_env')}"
 
     def _secret(self, variable: str, key: str) -> str:
-        """The value of a variable; neither is shown, lest somebody wrote a key where its variable's name belongs."""
+        """The value of a variable. Errors show neither, in case the key was written in place of the variable's name."""
         value = os.environ.get(variable, "").strip()
         if not value:
             raise PlanError(
@@ -79,7 +79,7 @@ class OpenAiClient(HttpClient):
         return value
 
     def hide(self, text: str) -> str:
-        """`text` without any key: a server may repeat what it was sent."""
+        """`text` without any key: a server may echo what it was sent."""
         for secret in self.secrets:
             text = text.replace(secret, HIDDEN)
         return text
@@ -114,7 +114,7 @@ class OpenAiClient(HttpClient):
         return found
 
     async def page(self, path: str) -> tuple[int, Any]:
-        """Status and JSON of a page, None where it is none. Raises ServerError if nobody answers."""
+        """Status and JSON of a page, None if it is not JSON. Raises ServerError if the server does not answer."""
         status, body = await self._get(path)
         try:
             return status, json.loads(self.hide(body.decode()))
@@ -126,7 +126,7 @@ class OpenAiClient(HttpClient):
         await self.listed()
 
     async def listed(self) -> Mapping[str, Any]:
-        """What /v1/models says of the model. Raises ServerError if it is not there, or the key is refused."""
+        """The model's entry in /v1/models. Raises ServerError if there is none, or if the key is refused."""
         url, model = self.server.url, self.server.model
         status, body = await self._get("/v1/models")
         if status != 200:
@@ -135,17 +135,17 @@ class OpenAiClient(HttpClient):
             cards = json.loads(self.hide(body.decode()))["data"]
             known = {str(card["id"]): card for card in cards}
         except (ValueError, RecursionError, KeyError, TypeError):
-            raise ServerError(f"{url}: no OpenAI server answers there: its /v1/models is no list of models") from None
+            raise ServerError(f"{url}: not an OpenAI server: its /v1/models is not a list of models") from None
         if model not in known:
             names = ", ".join(list(known)[:5]) or "none"
-            raise ServerError(f"{url} does not list a model {model!r} but {names}; correct {KEY}", "server.model")
+            raise ServerError(f"{url} does not list a model {model!r}, only {names}; correct {KEY}", "server.model")
         found: Mapping[str, Any] = known[model]
         return found
 
     def refused(self, status: int, words: str) -> ServerError:
-        """The error for an answer that is no 200."""
+        """The error for an answer whose status is not 200."""
         if status in (401, 403):
-            given = "the key was not accepted" if self.secrets else f"it wants a key: name its variable as {KEY}"
+            given = "the key was not accepted" if self.secrets else f"it asks for a key: name its variable as {KEY}"
             return ServerError(f"{self.server.url}: HTTP {status}, {given} ({words})", "server.api_key_env")
         return ServerError(f"{self.server.url}: HTTP {status}: {words}")
 
@@ -163,7 +163,7 @@ class OpenAiClient(HttpClient):
 
 
 class OpenAiConnection(Connection):
-    """A connection whose answers may hold an error as one of their last events."""
+    """A connection whose answers may contain an error among their last events."""
 
     def __init__(self, client: OpenAiClient) -> None:
         super().__init__(client)
@@ -191,22 +191,22 @@ def _trusting(ca_file: str | None) -> ssl.SSLContext:
     return found
 
 
-# --- Meeting a server: which program it is, and what its requests and answers may hold
+# --- Probing a server: which program it is, and what its requests and answers may contain
 
 TRIAL_OSL = 8
 TRIAL_ISL = (32, 96)
-"""Two lengths: their difference tells the tokens of a word, and what is left the tokens around a prompt."""
+"""Two lengths: their difference gives the tokens per word, the remainder the tokens around a prompt."""
 IDS = ((1_000, 16_000), (100, 500))
-"""Ids that every model of a usual vocabulary has, past special ones; and those of a very small vocabulary."""
+"""Ids that every model with a usual vocabulary has, beyond special ones; and ids of a very small vocabulary."""
 BUSY_TRIES = 5
 BUSY_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A server that answers: how it is asked and counts prompts; `said` is what it tells, by column of a point.
+    """A server that answers: its contract, and how it counts prompts. `said` is what it reports, by column of a point.
 
-    `longest_tokens`: prompt and answer together of the longest request that it takes, where it lists that.
+    `longest_tokens`: prompt and answer together of the longest request that it accepts, if it reports that.
     """
 
     contract: OpenAiContract
@@ -216,10 +216,10 @@ class Met:
 
 
 async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = False, sessions: bool = False) -> Met:
-    """Ask the server what it is and what it takes. `texts`: prompts come from a data set, so that they must be text.
-    `sessions`: prompts repeat answers, so that the server must take token ids and tell those of its answers.
+    """Find out what the server is and what it accepts. `texts`: prompts come from a data set, so they must be text.
+    `sessions`: prompts repeat answers, so the server must accept token ids and return those of its answers.
 
-    Raises ServerError, one line, if it cannot be measured, PlanError if the plan lacks what it needs.
+    Raises ServerError, one line, if it cannot be measured, PlanError if the plan lacks a setting for it.
     """
     async with OpenAiClient(server) as client:
         card = await client.listed()
@@ -229,7 +229,7 @@ async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = Fals
         trial = await _first_accepted(client, kind, tokenizer, texts)
         if sessions and not (trial.contract.takes_token_ids and len(answer_ids(trial.exchange.raw)) == TRIAL_OSL):
             raise ServerError(
-                f"{server.url}: sessions repeat its answers token by token, and it does not take token ids or does not "
+                f"{server.url}: sessions repeat its answers token by token, but it accepts no token ids or does not "
                 f"return those of its answers (return_token_ids, vLLM from 0.10.2 on): measure other lengths"
             )
         contract = replace(_counted(client, trial, tokenizer), keeps_alive=await _keeps_alive(client, trial, tokenizer))
@@ -240,7 +240,7 @@ async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = Fals
 
 
 def _longest(card: Mapping[str, Any]) -> int | None:
-    """Tokens of prompt and answer together: vLLM's key, or llama.cpp's, which is of one of its slots."""
+    """Tokens of prompt and answer together: vLLM's key, or llama.cpp's, which is per slot."""
     meta = card.get("meta")
     found = card.get("max_model_len", meta.get("n_ctx") if isinstance(meta, dict) else None)
     return found if isinstance(found, int) and found > 0 else None
@@ -268,7 +268,7 @@ async def _values(client: OpenAiClient, path: str, keys: Mapping[str, str]) -> d
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A request that the server answered, with what it was made by, and the connection that it left open."""
+    """A request that the server answered, with its contract, and the connection that it left open."""
 
     contract: OpenAiContract
     seen: ServerCount
@@ -293,7 +293,7 @@ async def _first_accepted(client: OpenAiClient, kind: Kind, tokenizer: Path | No
             if status in (401, 403, 404) or status >= 500 or not status:
                 raise _unusable(client, status, exchange.error)
             refusal = exchange.error
-    raise ServerError(f"{server.url}: it refuses every kind of request, the plainest with: {refusal}")
+    raise ServerError(f"{server.url}: it refuses every kind of request, the simplest with: {refusal}")
 
 
 def _unusable(client: OpenAiClient, status: int, error: str) -> ServerError:
@@ -308,8 +308,8 @@ def _unusable(client: OpenAiClient, status: int, error: str) -> ServerError:
 
 
 async def _asked(client: OpenAiClient, contract: OpenAiContract, request: PromptRequest) -> tuple[Exchange, Connection]:
-    """The answer, and the fresh connection that it came on; while the server says that it is busy or loading, asked
-    again."""
+    """The answer, and the new connection on which it came. The request is repeated while the server reports that it is
+    busy or loading."""
     for attempt in range(BUSY_TRIES):
         connection = client.stream(contract)
         exchange = await connection.exchange(client.prepare(contract, request))
@@ -322,7 +322,7 @@ async def _asked(client: OpenAiClient, contract: OpenAiContract, request: Prompt
 async def _keeps_alive(client: OpenAiClient, trial: _Trial, tokenizer: Path | None) -> bool:
     """Whether a second request on the connection of the first is answered.
 
-    llama.cpp promises it (``Keep-Alive: timeout=5, max=100``), but takes no more requests after a stream.
+    llama.cpp promises it (``Keep-Alive: timeout=5, max=100``), but accepts no more requests after a stream.
     """
     request = _prompt(tokenizer, trial.seen, TRIAL_ISL[0])
     exchange = await trial.connection.exchange(client.prepare(trial.contract, request))
@@ -330,7 +330,7 @@ async def _keeps_alive(client: OpenAiClient, trial: _Trial, tokenizer: Path | No
 
 
 def _prompt(tokenizer: Path | None, seen: ServerCount, tokens: int) -> PromptRequest:
-    """A prompt of so many tokens, or common words where nothing tells tokens; each the same every time."""
+    """A prompt of `tokens` tokens, or of common words if tokens are unknown; the same each time."""
     encoder = AnyIds(*seen.ids) if seen.ids else CommonWords() if tokenizer is None else encoder_of(tokenizer, False)
     stride = max(1, len(encoder.words) // tokens)
     text, ids = encoder.prompt([number * stride % len(encoder.words) for number in range(tokens)])
@@ -342,24 +342,24 @@ def _counted(client: OpenAiClient, trial: _Trial, tokenizer: Path | None) -> Ope
     url, contract, raw = client.server.url, trial.contract, trial.exchange.raw
     if not any(events(response) for response in raw):
         start = client.hide(one_line(b"".join(raw).decode("utf-8", "replace")))[:80]
-        raise ServerError(f"{url}: its answer is no stream of events but {start!r}")
+        raise ServerError(f"{url}: its answer is not a stream of events but {start!r}")
     if tells_so_far(raw):
         return replace(contract, counted_by="running")
     if any(replace(contract, counted_by="running").reader().counts(raw)):
-        has_text = any(map(text_of, raw))  # ids of special tokens alone have none: then there is nothing to spread over
+        has_text = any(map(text_of, raw))  # special tokens alone have no text, over which tokens could be spread
         return replace(contract, counted_by="total" if has_text else "running")
     if tokenizer is None:
-        raise ServerError(f"{url}: its answers tell no token counts (usage): name its tokenizer as {KEY}", "tokenizer")
+        raise ServerError(f"{url}: its answers have no token counts (usage): name its tokenizer as {KEY}", "tokenizer")
     return replace(contract, counted_by="tokenizer", tokenizer=tokenizer)
 
 
 async def _measured(
     client: OpenAiClient, contract: OpenAiContract, trial: _Trial, tokenizer: Path | None
 ) -> tuple[OpenAiContract, ServerCount]:
-    """What the server adds to a text prompt and, without a tokenizer, how many tokens it makes of a word."""
+    """The tokens that the server adds to a text prompt and, without a tokenizer, how many tokens it counts per word."""
     short = _prompt_tokens(trial.exchange)
     if short is None:
-        note = "" if tokenizer is not None else "ISL is words: the server does not tell tokens of prompts"
+        note = "" if tokenizer is not None else "ISL is words: the server does not report tokens of prompts"
         return replace(contract, prompts=note), ServerCount()
     if tokenizer is not None:
         added = max(0, short - TRIAL_ISL[0])
@@ -372,7 +372,7 @@ async def _measured(
         raise ServerError(f"{client.server.url}: its tokens cannot be counted ({said}): name {KEY}", "tokenizer")
     per_word = (long - short) / (TRIAL_ISL[1] - TRIAL_ISL[0])
     added = max(0, round(short - per_word * TRIAL_ISL[0]))
-    note = f"ISL is made of words by the server's own count: {per_word:.3g} tokens a word, {added} around each prompt"
+    note = f"ISL is words by the server's own count: {per_word:.3g} tokens per word, {added} around each prompt"
     return replace(contract, prompts=note), ServerCount(added=added, tokens_per_word=per_word)
 
 

@@ -1,7 +1,7 @@
-"""What an OpenAI server takes and gives: its request bodies, and how tokens are counted in what it streams.
+"""The contract of an OpenAI server: request bodies, and how tokens are counted in its streams.
 
-Tokens are counted from what the server says of them (`usage`), never from the number of responses: one response may
-carry several tokens, none, or part of one.
+Tokens are counted from what the server reports (`usage`), never from the number of responses: one response may carry
+several tokens, none, or part of one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from calibration.requests.source import PromptRequest
 from calibration.requests.tokens import encoder_of
 
 CountedBy = Literal["running", "total", "tokenizer"]
-"""Where tokens are counted: so far, in each response; in all, at the end of an answer; or by the tokenizer, from the
-text, where the server says nothing."""
+"""How tokens are counted: by the running count in each response, by the total at the end of an answer, or by the
+tokenizer, from the text, if the server reports nothing."""
 PATHS: Mapping[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
-# --- The servers, distinguished by what they answer, and what is peculiar to each
+# --- The servers, distinguished by their answers, and their peculiarities
 #
-# vLLM, SGLang and TensorRT-LLM take `ignore_eos` and `min_tokens` beside OpenAI's fields, and a `stream_options` that
-# has every response say how many tokens there are so far. llama.cpp says it in `timings`, and takes no minimum.
-# NIM is one of the engines behind a front end of its own. A server that is none of these is asked as vLLM is; where it
-# refuses, as OpenAI's own service.
+# vLLM, SGLang and TensorRT-LLM accept `ignore_eos` and `min_tokens` in addition to OpenAI's fields, and
+# `stream_options` that put a running count of tokens into every response. llama.cpp has that in `timings`, and accepts
+# no minimum. NIM is one of the engines behind a front end of its own. Any other server gets vLLM's fields or, if it
+# refuses them, those of OpenAI's own service.
 
 _VLLM_LIKE: Mapping[str, Any] = {
     "ignore_eos": True,
@@ -39,16 +39,16 @@ _VLLM_LIKE: Mapping[str, Any] = {
 }
 PLAIN: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
 RETURN_IDS: Mapping[str, Any] = {"return_token_ids": True}
-"""vLLM's field for the token ids of an answer beside its text: a text may not be divided into the same tokens again."""
+"""vLLM's field for the token ids of an answer: tokenizing its text again may give other tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A server program: its `name` as points have it, and how its model listing (``owned_by``) calls it.
+    """A server program: its `name` in points, and its names in model listings (``owned_by``).
 
-    `fields` go with every request, `minimum` names the field for the fewest tokens of an answer, "" for none.
-    `version` is the page and key of its version; `limits` a page with settings, and the keys there, by column of the
-    points table.
+    `fields` are sent with every request; `minimum` names the field for the fewest tokens of an answer, "" for none.
+    `version` is the page and key of its version; `limits` a page with settings, and its keys by column of the points
+    table.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Kind:
 
 
 NIM = Kind("nim", (), version=("/v1/version", "release"))
-"""Its model listing is that of the engine behind it; it is known by its version page."""
+"""Its model listing is that of the engine behind it, so it is recognised by its version page."""
 UNKNOWN = Kind("", ())
 KINDS = (
     Kind("vllm", ("vllm",)),
@@ -83,7 +83,7 @@ KINDS = (
 
 
 def kind_of(owned_by: str) -> Kind:
-    """The program whose listing says `owned_by`."""
+    """The program whose model listing has this `owned_by`."""
     return next((kind for kind in KINDS if owned_by in kind.owned_by), UNKNOWN)
 
 
@@ -92,12 +92,12 @@ def kind_of(owned_by: str) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class OpenAiContract:
-    """How `model` is asked at `endpoint`, and how its answers are read.
+    """The requests to `model` at `endpoint`, and how its answers are read.
 
-    `fields` go with every request, over those of the plan's `body`; `minimum` names the field for the fewest tokens of
-    an answer. `takes_token_ids`: prompts are sent as ids. `tokenizer`, a tokenizer.json, counts where `counted_by` says
-    so. `prompts` is what a reader of the points must know about their ISL. `keeps_alive`: a connection carries more
-    than one request; each has its own otherwise.
+    `fields` are sent with every request, under those of the plan's `body`; `minimum` names the field for the fewest
+    tokens of an answer. `takes_token_ids`: prompts are sent as ids. `tokenizer`, a tokenizer.json, counts if
+    `counted_by` says so. `prompts` is a remark on the ISL of the points. `keeps_alive`: a connection carries more than
+    one request; otherwise each request has its own.
     """
 
     model: str
@@ -118,17 +118,17 @@ class OpenAiContract:
 
     @property
     def exact(self) -> bool:
-        """True if an answer of another length than was asked for is a fault: unless the count is not the server's."""
+        """True if an answer of another length than requested is an error: unless the count is not the server's."""
         return self.counted_by != "tokenizer"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of a point of this model must know about its lengths and times."""
+        """Remarks on the lengths and times of a point of this model."""
         found = [self.prompts] if self.prompts else []
         if self.counted_by == "total":
-            found.append("tokens are told per answer, not per response: they are spread evenly over its responses")
+            found.append("tokens are reported per answer, not per response: they are spread evenly over its responses")
         if self.counted_by == "tokenizer":
-            found.append("OSL is counted by the tokenizer: the server tells no token counts")
+            found.append("OSL is counted by the tokenizer: the server reports no token counts")
         return tuple(found)
 
     def values(self, request: PromptRequest) -> dict[str, Any]:
@@ -150,8 +150,8 @@ class OpenAiContract:
         return StreamReader(_GLANCES[self.counted_by], self.exact, self)
 
 
-# --- Counting: patterns instead of JSON, since answers past a bound are read while the load runs. In a JSON text an
-# unescaped name with its colon is a key: within a string its quotes would be escaped.
+# --- Counting: by patterns instead of JSON, because answers beyond a bound are read while the load runs. In JSON, a
+# quoted name with a colon is always a key: inside a string its quotes would be escaped.
 
 _TOLD = re.compile(rb'"(?:completion_tokens|predicted_n)"\s*:\s*(\d{1,9})(?!\d)')
 _TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning|arguments)"\s*:\s*"(?!")')
@@ -160,7 +160,7 @@ _CHOICE = re.compile(rb'"choices"\s*:\s*\[\s*\{')
 
 @dataclass(frozen=True, slots=True)
 class StreamReader(Reader):
-    """Reads the answers of one model. `count` alone is right for the first response, and tells which is the last."""
+    """Reads the answers of one model. `count` alone is right for the first response, and positive for the last."""
 
     contract: OpenAiContract
 
@@ -176,7 +176,7 @@ class StreamReader(Reader):
 
 
 def _told(response: bytes) -> int:
-    """Tokens of the answer up to this response, as the server says; 0 where it does not."""
+    """Tokens of the answer up to this response, as the server reports them; 0 if it does not."""
     found = _TOLD.findall(response)
     return max(map(int, found), default=0)
 
@@ -201,8 +201,8 @@ def _increases(told: Sequence[int]) -> list[int]:
 
 
 def _spread(total: int, texts: Sequence[bool]) -> list[int]:
-    """`total` tokens over the responses with text, evenly: where there are more, the first has the odd ones; where
-    there are fewer, the first and the last response have one.
+    """`total` tokens spread evenly over the responses with text. If there are more tokens than responses, the first
+    responses get the odd ones; if there are fewer, the first and the last response get one.
 
     >>> _spread(5, [False, True, True]), _spread(2, [True, True, True])
     ([0, 3, 2], [1, 0, 1])
@@ -219,7 +219,7 @@ def _spread(total: int, texts: Sequence[bool]) -> list[int]:
 
 
 def tells_so_far(raw: Sequence[bytes]) -> bool:
-    """Whether the events of an answer tell the tokens so far: the first with text has a count of its own."""
+    """Whether the events of an answer have a running count of tokens: the first one with text already has a count."""
     found = [(_said(event), _told(json.dumps(event).encode())) for event in events(b"".join(raw))]
     return next((told > 0 for text, told in found if text), False)
 
@@ -228,7 +228,7 @@ _IDS = re.compile(rb'"token_ids"\s*:\s*\[([\d\s,]*)\]')
 
 
 def answer_ids(raw: Sequence[bytes]) -> tuple[int, ...]:
-    """The token ids of an answer, from all its responses; () where they tell none. A pattern, as in counting.
+    """The token ids of an answer, from all its responses; () if they have none. By a pattern, as in counting.
 
     >>> answer_ids([b'data: {"choices": [{"prompt_token_ids": [7, 8], "token_ids": [5]}]}', b'{"token_ids": [6, 9]}'])
     (5, 6, 9)
@@ -237,7 +237,7 @@ def answer_ids(raw: Sequence[bytes]) -> tuple[int, ...]:
 
 
 def text_of(response: bytes) -> str:
-    """What the events of a response say, reasoning included."""
+    """The text in the events of a response, including reasoning."""
     return "".join(map(_said, events(response)))
 
 

@@ -1,4 +1,4 @@
-"""The load generator as a whole: processes that share one job, and the parent that opens and shuts the window."""
+"""The load generator as a whole: processes that share one job, and the parent that opens and closes the window."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from calibration.load.worker import STOP, Begin, Broken, Finished, Go, News, Rea
 from calibration.metrics.precision import Done, StopRule, Until
 from calibration.records import ClientHealth, Ended, Load, RequestLog
 
-# --- A process of the load generator as its parent holds it: started, spoken to over a pipe, ended
+# --- A process of the load generator as its parent sees it: started, reached over a pipe, ended
 #
-# It is a program of its own: gRPC does not survive a fork, and what `multiprocessing` spawns runs the caller's main
-# module again, which in a web app is the app.
+# It is a program of its own, because gRPC does not survive a fork, and a process spawned by `multiprocessing` runs the
+# caller's main module again, which in a web app is the app.
 
 PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from calibration.load import worker; worker.main()"
 
@@ -39,7 +39,7 @@ class Member:
 
     @classmethod
     def start(cls) -> Self:
-        """A new process; it is up in about a second, and takes orders at once."""
+        """A new process; it starts within about a second, and orders may be sent to it at once."""
         ours, theirs = Pipe()
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(theirs.fileno()), json.dumps(sys.path)],
@@ -58,14 +58,14 @@ class Member:
             raise self._death() from None
 
     def receive(self) -> Any:
-        """The next report, waited for. Raises WorkerError if the process is dead."""
+        """Wait for the next report. Raises WorkerError if the process is dead."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
             raise self._death() from None
 
     def kill(self) -> None:
-        """End the process at once; its connections close, which tells the server to cancel what is in flight."""
+        """End the process at once; its connections close, so the server cancels what is in flight."""
         self.process.kill()
         self.process.wait()
         self.pipe.close()
@@ -74,7 +74,7 @@ class Member:
         self.process.kill()
         return WorkerError(
             f"a process of the load generator died (exit code {self.process.wait()}) in the middle of a level: "
-            "measure it again; with -9, look for a lack of memory"
+            "measure the level again; exit code -9 may mean a lack of memory"
         )
 
 
@@ -95,10 +95,10 @@ def drive(
 ) -> Load:
     """Put the load of `job` on its server until `until` is met; the log of every request, and the window.
 
-    The load runs in `processes` processes (at most one a user), started for this level. Closed loop: the window opens
-    when every user is warm and shuts when the rule is met. Open loop: it goes from the first measured arrival to the
-    last, to the first that has no request, or to the moment the rule is met. What is then in flight is waited for.
-    `on_share` is told the share of the level that is done, from this thread.
+    The load comes from `processes` processes (at most one per user), started for this level. Closed loop: the window
+    opens when every user is warm and closes when the rule is met. Open loop: it lasts from the first measured arrival
+    to the last, to the first without a request, or until the rule is met. Requests still in flight are then waited for.
+    `on_share` receives the fraction of the level that is done, from this thread.
 
     Raises ServerError if the server is not there or is lost, PlanError if the requests end before the window opens,
     Cancelled when `cancel` is set, WorkerError if a process dies, and KeyboardInterrupt; no process is left behind.
@@ -110,7 +110,7 @@ def drive(
 class Workers:
     """Processes of the load generator, kept over the levels of a sweep. Use as ``with``; they start at the first level.
 
-    Not for several threads at once.
+    Not thread-safe.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -126,7 +126,7 @@ class Workers:
     def drive(
         self, job: Job, until: Until, *, on_share: OnShare = lambda share: None, cancel: threading.Event | None = None
     ) -> Load:
-        """As the function `drive`, in these processes; an error ends them, and new ones start when needed."""
+        """As the function `drive`, in these processes; an error ends them, and new ones are started when needed."""
         _check(job)
         enough = len(job.arrivals_s) if job.arrivals_s is not None else job.users or 1
         crew = self._started(max(1, min(self.processes, enough)))
@@ -137,14 +137,14 @@ class Workers:
             raise
 
     def close(self) -> None:
-        """End the processes at once; what they have in flight is cancelled by their connections closing."""
+        """End the processes at once; their connections close, which cancels what is in flight."""
         for worker in self._crew:
             worker.kill()
         self._crew.clear()
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Ids of the processes that are up."""
+        """Ids of the running processes."""
         return tuple(worker.process.pid for worker in self._crew)
 
     def _started(self, needed: int) -> list[Member]:
@@ -162,7 +162,7 @@ def _check(job: Job) -> None:
 
 
 class _WholeLevel:
-    """One level as the parent sees it: who is ready and warm, when the window opened, why it shut."""
+    """One level as the parent sees it: which workers are ready and warm, when the window opened, why it closed."""
 
     def __init__(
         self, crew: Sequence[Member], job: Job, until: Until, on_share: OnShare, cancel: threading.Event
@@ -199,7 +199,7 @@ class _WholeLevel:
             worker.send(order)
 
     def _look(self) -> None:
-        """Take what has been reported; returns after 50 ms at the latest."""
+        """Receive reports, for at most 50 ms."""
         for pipe in wait(list(self._by_pipe), LOOK_EVERY_S):
             worker = self._by_pipe[pipe]
             match worker.receive():
@@ -223,13 +223,13 @@ class _WholeLevel:
             self._warm_s[worker] = warm_s
 
     def _start_s(self) -> float | None:
-        """When the window opened; None if it has not."""
+        """When the window opened; None if it has not yet."""
         if self._job.arrivals_s is not None:
             return self._origin_s + float(self._job.arrivals_s[self._job.warm_up])
         return max(self._warm_s.values()) if len(self._warm_s) == len(self._crew) else None
 
     def _follow(self) -> None:
-        """Open the window, tell the rule what was answered in it, and shut it when the rule says so."""
+        """Open the window, pass the answers in it to the stop rule, and close it when the rule is met."""
         start_s, now_s = self._start_s(), time.perf_counter()
         if self._ended is None and self._hopeless(now_s):
             self._end("failing")
@@ -244,7 +244,7 @@ class _WholeLevel:
             self._end(ended)
 
     def _sent(self, start_s: float, now_s: float) -> float:
-        """The share of the window that is over, at least: an open loop ends with its last arrival."""
+        """A lower bound on the fraction of the window that is over: an open loop ends with its last arrival."""
         arrivals_s = self._job.arrivals_s
         return 0.0 if arrivals_s is None else (now_s - start_s) / (self._origin_s + float(arrivals_s[-1]) - start_s)
 
@@ -253,13 +253,13 @@ class _WholeLevel:
         self._tell(STOP)
 
     def _ran_out(self) -> Ended | None:
-        """One process that stopped by itself, for want of requests, ends the full load of all."""
+        """One process that stopped by itself, without requests, ends the full load of all."""
         return "schedule" if any(found.stopped_s is not None for found in self._finished.values()) else None
 
     def _hopeless(self, now_s: float) -> bool:
-        """No interval narrows while requests fail: a level of failures ends here, and its errors say why.
+        """Whether requests fail so often that no interval would ever be narrow enough: then the level ends early.
 
-        Few users whose requests all time out would take long to fail `HOPELESS` times: two time-outs are enough.
+        A few users whose requests all time out would take long to fail `HOPELESS` times: two time-outs are enough.
         """
         enough = self._failures >= HOPELESS or now_s - self._origin_s >= 2 * self._job.server.timeout_s
         return enough and self._failures > self._answers
@@ -274,7 +274,7 @@ class _WholeLevel:
         ends_s = [] if arrivals_s is None else [self._origin_s + float(arrivals_s[-1])]
         stop_s = min([*ends_s, *stops_s])
         if self._ended == "failing" and (start_s is None or stop_s <= start_s):
-            start_s = self._origin_s  # given up before every user was warm: all that was seen is told
+            start_s = self._origin_s  # ended before every user was warm: the point shows everything seen
         if start_s is None or stop_s <= start_s:
             raise PlanError("the requests ended before every user was warm: give more of them, or a smaller warm_up")
         issued = int(np.sum((due_s >= start_s) & (due_s < stop_s)))
@@ -284,7 +284,7 @@ class _WholeLevel:
         )
 
     def _client(self, start_s: float, stop_s: float) -> ClientHealth:
-        """How the processes fared in the window: making prompts before it and draining after it are no load."""
+        """The state of the processes within the window: preparing prompts and draining are no load."""
         pulses = [found.pulse for found in self._finished.values()]
         shares = [pulse.cores(start_s, stop_s) for pulse in pulses]
         lags_s = np.concatenate([pulse.lags_s(start_s, stop_s) for pulse in pulses])

@@ -1,6 +1,6 @@
-"""Does the load generator itself keep up? It is held against a mock server of known timings, at the planned load.
+"""Does the load generator itself keep up? It is tested on a mock server with known timings, at the planned load.
 
-The mock is a program of the lab, which stands on this package: it is started by name and spoken to in lines of JSON.
+The mock is a program of the lab, which depends on this package: it is started by name, and exchanges lines of JSON.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ ENDS_WITHIN_S = 5.0
 
 
 class TrueTimes(NamedTuple):
-    """What a mock really did with the `requests` that came in a window and were answered: mean TTFT and ITL in seconds.
+    """The mock's true mean TTFT and ITL, in seconds, of the `requests` that arrived in a window and were answered.
 
-    `itl_s` is NaN where no answer had two responses. `cpu_s`: seconds of one core that the mock has used in its life.
+    `itl_s` is NaN if no answer had two responses. `cpu_s`: CPU seconds that the mock has used since its start.
     """
 
     requests: float
@@ -54,7 +54,7 @@ class TrueTimes(NamedTuple):
 
 
 class Mock:
-    """A mock that is up: `grpc_url` and `http_url` as host:port, the `contract` of its model, `pid` of its process."""
+    """A running mock: `grpc_url` and `http_url` as host:port, the `contract` of its model, the `pid` of its process."""
 
     def __init__(self, process: subprocess.Popen[str], said: Mapping[str, Any]) -> None:
         self.grpc_url, self.http_url = str(said["grpc_url"]), str(said["http_url"])
@@ -64,21 +64,21 @@ class Mock:
         self._process = process
 
     def plan(self, protocol: Protocol) -> ServerPlan:
-        """How it is reached."""
+        """The mock as a plan's server."""
         urls = {"grpc": self.grpc_url, "http": self.http_url, "openai": f"http://{self.http_url}"}
         return ServerPlan(protocol=protocol, url=urls[protocol], model=self.contract.model)
 
     @property
     def openai_contract(self) -> OpenAiContract:
-        """It answers as the first of the known servers, vLLM."""
+        """The contract of an OpenAI server: the mock answers like the first of the known ones, vLLM."""
         return OpenAiContract(self.contract.model, "completions", KINDS[0].fields, KINDS[0].minimum)
 
     def true_times(self, start_s: float, stop_s: float) -> TrueTimes:
-        """Of the requests that came in [start_s, stop_s) of `time.perf_counter`. Raises ServerError if it is gone."""
+        """Those of requests in [start_s, stop_s) of `time.perf_counter`. Raises ServerError if the mock is gone."""
         return TrueTimes(**self.ask(window=[start_s, stop_s]))
 
     def ask(self, **question: object) -> Any:
-        """Its answer to a question of `lab.mock.server`. Raises ServerError if it is gone."""
+        """The mock's answer to a question of `lab.mock.server`. Raises ServerError if the mock is gone."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(f"{json.dumps(question)}\n")
@@ -102,10 +102,10 @@ def started(
 ) -> Iterator[AnyMock]:
     """A mock that answers by `script`, fields of `lab.mock.service.Script`, in a process of its own on free ports.
 
-    It shares no event loop with what it is to judge. Raises ServerError if it does not start.
+    It shares no event loop with the load generator under test. Raises ServerError if it does not start.
     """
     command = [sys.executable, "-m", program, json.dumps(script)]
-    # a session of its own: Ctrl-C is for the parent, and the mock ends with its stdin
+    # in a session of its own: Ctrl-C reaches only the parent, and the mock ends when its stdin closes
     with subprocess.Popen(
         command, stdin=PIPE, stdout=PIPE, text=True, cwd=IMPORTED_FROM, start_new_session=True
     ) as process:
@@ -128,12 +128,11 @@ def started(
 
 @dataclass(frozen=True, slots=True)
 class Distortion:
-    """What the load generator makes of known timings, with `users` streams over `processes` of its own.
+    """How the load generator distorts known timings, with `users` streams over its `processes`.
 
-    `added_ttft_s`: mean TTFT it reports, less that of the mock's truth. `itl_error`: by how much its mean ITL is off,
-    as a share of the true one; 0 where answers have one token. `ideal_per_s`: the requests/s of a client without any
-    delay. `cpu_cores` and `busiest_core` as in `records.Client`; the mock took `mock_cores` besides, which a server on
-    another machine leaves to the client.
+    `added_ttft_s`: reported mean TTFT minus the mock's true one. `itl_error`: relative error of the mean ITL; 0 if
+    answers have one token. `ideal_per_s`: the requests/s of a client without any delay. `cpu_cores` and `busiest_core`
+    as in `records.ClientHealth`; the mock used another `mock_cores`, which a server elsewhere leaves to the client.
     """
 
     users: int
@@ -173,7 +172,7 @@ def processes_needed(
     most: int | None = None,
     measure: Callable[..., Distortion] | None = None,
 ) -> Distortion:
-    """The first of `fewest`, twice as many ... processes that distorts the load acceptably, and how much: see `check`.
+    """The distortion of the first number of processes (`fewest`, twice as many ...) for which it is acceptable.
 
     At most `most` of them, by default the usable cores. Raises ClientLimitedError, with what was reached, if all
     distort too much.
@@ -191,8 +190,8 @@ def processes_needed(
             break
         processes = min(2 * processes, most)
     raise ClientLimitedError(
-        f"the load generator on this machine would distort {users_or_in_flight} streams over {protocol}; allowed are "
-        f"{1e3 * MOST_ADDED_TTFT_S:g} ms and {100 * MOST_ITL_ERROR:g} %: plan less load, or run it on a machine with "
+        f"the load generator on this machine would distort {users_or_in_flight} streams over {protocol} by more than "
+        f"{1e3 * MOST_ADDED_TTFT_S:g} ms or {100 * MOST_ITL_ERROR:g} %: plan less load, or run it on a machine with "
         f"more free cores ({'; '.join(each.text for each in tried)})"
     )
 
@@ -207,10 +206,10 @@ def check(
     *,
     processes: int = 1,
 ) -> Distortion:
-    """Measure the mock for a few seconds with so many streams open, and compare with its truth.
+    """Measure the mock for a few seconds with so many open streams, and compare with its true timings.
 
-    `ttft_s` and `itl_s` are those of one request on the idle server to be measured, `tokens_per_s` the most that it is
-    thought to give in all (infinite: what the streams take at those timings). Raises as `pool.drive` does.
+    `ttft_s` and `itl_s` are those of one request on the idle server to be measured, `tokens_per_s` its estimated
+    maximum in all (infinite: all streams at those timings). Raises as `pool.drive` does.
     """
     planned = rehearsal(users_or_in_flight, tokens_per_s, ttft_s, itl_s, osl)
     with started({"ttft_s": planned.ttft_s, "itl_s": planned.itl_s}, Mock) as mock:
@@ -224,7 +223,7 @@ def check(
 
 
 class Rehearsal(NamedTuple):
-    """Timings of the mock in seconds, and tokens of each answer, one in a response."""
+    """Timings of the mock in seconds, and tokens of each answer, one per response."""
 
     ttft_s: float
     itl_s: float
@@ -237,11 +236,11 @@ class Rehearsal(NamedTuple):
 
 
 def rehearsal(users: int, tokens_per_s: float, ttft_s: float, itl_s: float, osl: int) -> Rehearsal:
-    """What puts the planned load on the client within seconds.
+    """Timings that put the planned load on the client within seconds.
 
-    Streams and tokens/s are those planned: timings are stretched where they would give more than `tokens_per_s`. Long
-    answers are shortened to about `LONGEST_E2E_S`, and their TTFT so that each stream still takes as many tokens/s:
-    with the share f of the tokens it is f TTFT + (1 - f) ITL.
+    Streams and tokens/s are those planned: timings are stretched if they would give more than `tokens_per_s`. Long
+    answers are shortened to about `LONGEST_E2E_S`, and their TTFT such that each stream still takes as many tokens/s:
+    with the fraction f of the tokens it is f TTFT + (1 - f) ITL.
 
     >>> rehearsal(128, math.inf, ttft_s=0.5, itl_s=0.02, osl=500)
     Rehearsal(ttft_s=0.043..., itl_s=0.02, osl=24)
@@ -255,7 +254,7 @@ def rehearsal(users: int, tokens_per_s: float, ttft_s: float, itl_s: float, osl:
 
 
 def distortion(load: Load, truth: TrueTimes, users: int, ideal_per_s: float, mock_cores: float) -> Distortion:
-    """The client's view of the requests that it sent in the window, against the mock's of the same: `truth`."""
+    """The client's view of the requests that it sent in the window, compared with the mock's: `truth`."""
     log = load.log.where((load.log.sent_s >= load.start_s) & (load.log.sent_s < load.stop_s) & ~load.log.failed)
     if not len(log) or not truth.requests:
         failures = "; ".join(sorted({error for error in load.log.error if error})[:1]) or "none was answered in time"
@@ -277,13 +276,13 @@ def distortion(load: Load, truth: TrueTimes, users: int, ideal_per_s: float, moc
 
 
 def _tokens_per_s(load: Load) -> float:
-    """Tokens that came in the window, counted one by one: requests are too few and too long to be counted whole."""
+    """Tokens/s in the window, counted by token: whole requests are too few and too long."""
     inside = (load.log.chunk_at_s >= load.start_s) & (load.log.chunk_at_s < load.stop_s)
     return float(load.log.chunk_tokens[inside].sum()) / load.duration_s
 
 
 def until(measured_s: float = MEASURED_S) -> Until:
-    """Measure for so long, however precise the means are by then."""
+    """Measure for this long, however precise the means are."""
     return Until(requests_min=NEVER_BEFORE_THE_BUDGET, budget_s=measured_s)
 
 
@@ -306,6 +305,6 @@ def job(
         users=users if arrivals_s is None else None,
         arrivals_s=arrivals_s,
         warm_up=warm_up,
-        ramp_s=e2e_s,  # users that start together would send in lockstep, at a load that no sweep has
+        ramp_s=e2e_s,  # users that start together would send in lockstep, unlike in any sweep
         ahead=ahead,
     )

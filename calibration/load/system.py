@@ -1,8 +1,8 @@
-"""Waking up an event loop at a given time, to some 50 µs.
+"""Waking an event loop at a given time, to about 50 µs.
 
-Event loops wait in whole milliseconds, and so send up to one late: at a TTFT of 20 ms that is the 5 % at which a point
-is void. On Linux a timer of the kernel wakes the loop through a file descriptor instead. Spinning over the last
-millisecond would be as exact, but takes half a core at 1,000 requests/s, and shows as load on the client.
+Event loops wait in whole milliseconds and may therefore send 1 ms late: at a TTFT of 20 ms, that is the 5 % at which a
+point is void. On Linux a kernel timer wakes the loop through a file descriptor instead. Spinning during the last
+millisecond would be as precise, but takes half a core at 1,000 requests/s, and shows as load on the client.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Timer(ctypes.Structure):
 class Alarm:
     """One sleeper at a time: ``async with Alarm() as alarm: await alarm.sleep_until(at_s)``.
 
-    Where the system has no such timers (it is not Linux) it sleeps as the event loop does.
+    On systems other than Linux, which have no such timers, it sleeps as the event loop does.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Alarm:
             os.close(self._fd)
 
     async def sleep_until(self, at_s: float) -> None:
-        """Return at `at_s` of `time.perf_counter`; if that is past, as soon as others have had their turn."""
+        """Return at `at_s` of `time.perf_counter`; if that is past, after one turn of the event loop."""
         if at_s <= time.perf_counter():
             await asyncio.sleep(0)
             return
@@ -69,39 +69,39 @@ class Alarm:
     def _rang(self) -> None:
         try:
             os.read(self._fd, 8)
-        except BlockingIOError:  # set anew meanwhile
+        except BlockingIOError:  # the timer was set again meanwhile
             return
         if self._rings is not None and not self._rings.done():
             self._rings.set_result(None)
 
 
-# --- Cores: on a machine without GPU the engine's cores are the device, and nothing else may compute on them meanwhile
+# --- Cores: on a machine without a GPU the engine's cores are the device, and nothing else may compute on them
 #
-# Sharing them, the local server gave up to a third fewer requests/s, and its ITL moved by half between runs.
+# When they were shared, the local server gave up to a third fewer requests/s, and its ITL varied by half between runs.
 
 
 def usable() -> set[int]:
-    """The cores this process may use; empty where the system does not tell (it is not Linux)."""
+    """The cores that this process may use; empty on systems other than Linux."""
     return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set()
 
 
 def of_engine(threads: int) -> tuple[int, ...]:
-    """The last `threads` usable cores, for the engine alone; none where that would leave no core for the rest."""
+    """The last `threads` usable cores, for the engine alone; none if that would leave no core for the rest."""
     cores = sorted(usable())
     return tuple(cores[-threads:]) if len(cores) > threads else ()
 
 
 def stay_on(cores: Iterable[int]) -> None:
-    """Bind every thread of this process, and those they start, to `cores`; nothing happens for none."""
+    """Bind every thread of this process, and those they start, to `cores`; with no cores, do nothing."""
     if wanted := set(cores):
         for thread in os.listdir("/proc/self/task"):
-            with suppress(ProcessLookupError):  # it has ended meanwhile
+            with suppress(ProcessLookupError):  # the thread has ended
                 os.sched_setaffinity(int(thread), wanted)
 
 
 @contextmanager
 def kept_off(cores: Iterable[int]) -> Iterator[None]:
-    """Meanwhile this process uses its other cores only, if it has any."""
+    """Keep this process off `cores` for the duration, if it has others."""
     before = usable()
     stay_on(before - set(cores))
     try:
@@ -111,12 +111,12 @@ def kept_off(cores: Iterable[int]) -> Iterator[None]:
 
 
 def written(cores: Iterable[int]) -> str:
-    """Cores as a parameter's text: ``1,2``."""
+    """Cores as text for a parameter: ``1,2``."""
     return ",".join(map(str, cores))
 
 
 def read(text: str) -> tuple[int, ...]:
-    """Cores from a parameter's text; none if it is not a list of numbers.
+    """Cores from the text of a parameter; none if it is not a list of numbers.
 
     >>> read("1,2"), read("${engine_cores}")
     ((1, 2), ())

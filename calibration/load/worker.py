@@ -1,6 +1,7 @@
-"""One process of the load generator: told a job over a pipe, it loads the server with its share and reports.
+"""One process of the load generator: it receives a job over a pipe, puts its share of the load on the server and
+reports.
 
-It shares no event loop and no GIL with progress bars, stores and whatever else runs beside a sweep.
+It shares neither event loop nor GIL with progress bars, stores and anything else that runs during a sweep.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from calibration.metrics.precision import Done
 from calibration.records import RequestLog
 from sizing.numbers import Floats
 
-# --- The load generator's own pulse: how late an event loop wakes, and what CPU time its process takes
+# --- The load generator's own pulse: how late an event loop wakes, and the CPU time of its process
 #
-# It is told with time stamps, because what counts is the window of a level, which the worker does not know.
+# It has time stamps, because only the window of a level counts, which the worker does not know.
 
 BEAT_S = 0.05
 
@@ -42,8 +43,8 @@ BEAT_S = 0.05
 class Pulse:
     """One process over a level, times in seconds of `time.perf_counter`.
 
-    Beats were due at `due_s` and came `lag_s` late, shape (beats,). By `read_s` the process had used `cpu_s` of CPU
-    time, all its threads together, shape (readings,), at least one.
+    Beats were due at `due_s` and came `lag_s` late, shape (beats,). By `read_s` all threads of the process had used
+    `cpu_s` of CPU time, shape (readings,), at least one.
     """
 
     due_s: Floats
@@ -52,24 +53,24 @@ class Pulse:
     cpu_s: Floats
 
     def lags_s(self, start_s: float, stop_s: float) -> Floats:
-        """How late the beats came that were due in [start_s, stop_s), shape (beats in it,)."""
+        """Lateness of the beats due in [start_s, stop_s), shape (beats in it,)."""
         return np.asarray(self.lag_s[(start_s <= self.due_s) & (self.due_s < stop_s)])
 
     def cores(self, start_s: float, stop_s: float) -> float:
         """Cores used on average from `start_s` to `stop_s`, which is later.
 
-        Between two readings the use is taken as even; before the first and after the last as none, since a process
-        whose share of a level is over does nothing.
+        Between two readings the use counts as even; before the first and after the last as none, since a process that
+        has finished its share of a level does nothing.
         """
         before_s, after_s = np.interp([start_s, stop_s], self.read_s, self.cpu_s).tolist()
         return float(after_s - before_s) / (stop_s - start_s)
 
 
 class Heartbeat:
-    """Takes the pulse of this process: `beat` runs beside the load, `pulse` is asked for in the end.
+    """Takes the pulse of this process: `beat` runs alongside the load, `pulse` is read at the end.
 
-    Beats are due on a fixed schedule, and each that a stall swallows is written down with its own lateness. Timed from
-    one waking to the next, a stall of a second would be one late beat among hundreds in time (coordinated omission).
+    Beats are due on a fixed schedule, and each one missed during a stall is recorded with its own lateness. Timed from
+    one beat to the next, a stall of a second would be one late beat among hundreds on time (coordinated omission).
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class Heartbeat:
                 self._catch_up()
 
     def pulse(self) -> Pulse:
-        """What was seen until now."""
+        """The pulse so far."""
         self._catch_up()
         beats = np.array(self._beats, np.float64).reshape(-1, 2)
         readings = np.array(self._readings, np.float64)
@@ -109,7 +110,7 @@ STOP: Literal["stop"] = "stop"
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Order: make ready share `shard` of `shards` of the job, on the `cores` of the parent."""
+    """Order: prepare share `shard` of `shards` of the job, on the parent's `cores`."""
 
     job: Job
     shard: int
@@ -119,19 +120,19 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Order: start, the job's times counting from `origin_s` of `time.perf_counter`."""
+    """Order: start; the job's times count from `origin_s` of `time.perf_counter`."""
 
     origin_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Report: requests are made and connections open."""
+    """Report: requests are prepared and connections open."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Report: requests answered and failed since the last one; when the last user was warm, if all are."""
+    """Report: requests answered and failed since the last report; when the last user became warm, if all are."""
 
     done: list[Done]
     failed: int
@@ -140,9 +141,9 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Report: everything is answered; `pulse` is how this process fared meanwhile.
+    """Report: everything is answered; `pulse` is that of this process during the level.
 
-    Nothing was sent from `stopped_s` on, by order or for want of requests; None where all arrivals had theirs.
+    Nothing was sent from `stopped_s` on, by order or because requests had run out; None if every arrival had one.
     """
 
     log: RequestLog
@@ -187,11 +188,11 @@ def _outcome(runner: asyncio.Runner, begin: Begin, pipe: Connection[Any, Any]) -
 
 
 def be_woken_first() -> None:
-    """Come before a server on the same cores, where the system lets us: as root, or with CAP_SYS_NICE.
+    """Raise the priority over a server on the same cores, if the system allows it: as root, or with CAP_SYS_NICE.
 
-    A client's share of a core is small, but its clock is true only if it is woken at once: behind the threads of an
-    engine it stamps responses milliseconds late. Linux may weigh sessions before it weighs the processes in them
-    (autogroups), and a worker has a session of its own, so both are told.
+    A client uses little of a core, but its time stamps are right only if it is woken at once: behind the threads of an
+    engine it stamps responses milliseconds late. Linux may schedule sessions before the processes in them (autogroups),
+    and a worker has a session of its own, so both are set.
     """
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
@@ -200,14 +201,14 @@ def be_woken_first() -> None:
 
 
 def _allow_many_connections() -> None:
-    """A connection is an open file, and 1,024 of them are the usual limit until one asks for more."""
+    """Raise the limit on open files, usually 1,024, since each connection is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS has a lower limit than it says
+    with suppress(ValueError, OSError):  # the limit of macOS is lower than it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed: it receives for half the CPU time of asyncio's own loop."""
+    """uvloop's, if it is installed: it receives with half the CPU time of asyncio's own loop."""
     try:
         import uvloop
     except ImportError:  # Windows
@@ -229,11 +230,13 @@ class _ShareOfLevel:
         async with client(self._job.server) as target:
             self._tally = LoadTally(target.reader(self._job.contract), cold=self._lines())
             loop.add_reader(self._pipe.fileno(), self._told)
-            os.set_blocking(self._pipe.fileno(), True)  # uvloop has changed it, and a log is more than a pipe holds
+            os.set_blocking(
+                self._pipe.fileno(), True
+            )  # uvloop makes it non-blocking, but a log is larger than a pipe's buffer
             try:
                 requests = await self._requests(target)
                 await target.connect(self._lines())
-                with _no_garbage_collection():  # the last collection, of all prompts, is over when the start is named
+                with _no_garbage_collection():  # the last collection, of all prompts, is over before the start
                     self._pipe.send(Ready())
                     return await self._load(target, requests, await self._go)
             finally:
@@ -243,20 +246,20 @@ class _ShareOfLevel:
         try:
             order = self._pipe.recv()
         except (EOFError, OSError):
-            os._exit(1)  # the parent is gone: nobody wants the answers
+            os._exit(1)  # the parent is gone
         if isinstance(order, Go):
             self._go.set_result(order.origin_s)
         elif order == STOP:
             self._tally.stop()
 
     def _lines(self) -> int:
-        """Lines to open before the start: one a user; in an open loop twice what is thought to be in flight."""
+        """Lines to open before the start: one per user; in an open loop twice the expected requests in flight."""
         if self._job.users is not None:
             return len(range(self._shard, self._job.users, self._shards))
         return math.ceil(min(MOST_LINES, max(FEWEST_LINES, self._job.warm_up)) / self._shards)
 
     async def _requests(self, target: Client) -> Iterator[Prepared]:
-        """This share of the requests as bytes: so many made before the start, then more if they do not last."""
+        """This share of the requests as bytes: some prepared before the start, the others as they are needed."""
         job = self._job
         source = (target.prepare(job.contract, request) for request in job.source.requests(self._shard, self._shards))
         made: list[Prepared] = []
@@ -265,7 +268,7 @@ class _ShareOfLevel:
             if not some:
                 break
             made += some
-            await asyncio.sleep(0)  # orders are heard meanwhile
+            await asyncio.sleep(0)  # so that orders are received
         return itertools.chain(made, source)
 
     async def _load(self, target: Client, requests: Iterator[Prepared], origin_s: float) -> Finished:
@@ -306,7 +309,7 @@ class _ShareOfLevel:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[Any]:
-    """A collection stops the loop for tens of milliseconds once 100,000 responses are kept, and finds nothing."""
+    """A collection stops the loop for tens of milliseconds once 100,000 responses are kept, and frees nothing."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,14 +1,14 @@
-"""A load becomes a measurement: latencies, rates and requests in flight in the window, a verdict, facts.
+"""From a load to a measurement: latencies, rates and requests in flight in the window, a verdict, facts.
 
-Requests that overlap an edge of the window count by the share w = (time inside the window) / E2E that lies inside. With
+Requests that overlap an edge of the window count by the fraction w = (time inside the window) / E2E. With
 
     requests/s = Σ w / T        mean E2E = Σ w E2E / Σ w        in flight = Σ (time inside the window) / T
 
 over a window of T seconds, Little's law, requests/s x mean E2E = in flight, holds exactly however short the window is,
-also where requests run in lockstep and come and go in bursts. Percentiles use the same weights. In an open loop
-requests/s are the completions in the window: where a queue grows, shares of requests that end later are no throughput.
-What a request's TTFT, ITL and E2E are is said in `window`. A percentile is told with enough samples or not at all, and
-its bounds need no law of distribution.
+even if requests run in lockstep and come and go in bursts. Percentiles use the same weights. In an open loop,
+requests/s are the completions in the window: when a queue grows, parts of requests that end later are no throughput.
+`window` defines TTFT, ITL and E2E of a request. A percentile is reported only with enough samples, and its bounds
+assume no particular distribution.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ BOUNDS_CONFIDENCE = 0.95
 
 @cache
 def samples_needed(percentile: int) -> int:
-    """Samples without which a percentile is not told: 64 for p90, 130 for p95, 662 for p99; a median is always told.
+    """Samples needed to report a percentile: 64 for p90, 130 for p95, 662 for p99; a median is always reported.
 
-    With so many, the second largest sample is above the true percentile in 99 % of cases. With fewer, not even an upper
-    bound could be given that does not rest on one single request. This is the rule by which MLPerf's tail latencies
-    stop early, at one query allowed over the bound; it holds for independent samples of any distribution.
+    With this many, the second largest sample is above the true percentile in 99 % of cases. With fewer, any upper bound
+    would depend on a single request. MLPerf's early stopping of tail latencies has the same rule, at one query allowed
+    over the bound; it holds for independent samples of any distribution.
 
     >>> samples_needed(99)
     662
@@ -64,20 +64,20 @@ def samples_needed(percentile: int) -> int:
 
 
 def told(percentiles: Sequence[int], samples: float) -> list[int]:
-    """Those of `percentiles` that `samples` independent samples are enough for."""
+    """Those of `percentiles` for which `samples` independent samples are enough."""
     return [percentile for percentile in percentiles if samples >= samples_needed(percentile)]
 
 
 def weighted(values: Floats, weight: Floats, shares: Sequence[float] | Floats) -> Floats:
-    """The smallest values with at least each of `shares` (0 to 1) of the weight at or below them."""
+    """For each of `shares` (0 to 1), the smallest value with at least that fraction of the weight at or below it."""
     return np.asarray(np.quantile(values, np.asarray(shares), weights=weight, method="inverted_cdf"))
 
 
 def bounds(percentile: int, samples: int) -> tuple[float, float] | None:
     """Shares of the sample, lower and upper, between whose values the true percentile lies with 95 % confidence.
 
-    Order statistics of `samples` independent samples of any distribution (by the binomial law of how many fall below);
-    None where there are too few. Correlated samples are worth fewer: the bounds are then too narrow.
+    Order statistics of `samples` independent samples of any distribution (the number below is binomial); None if there
+    are too few. Correlated samples count for fewer: then the bounds are too narrow.
 
     >>> bounds(percentile=50, samples=100)
     (0.4, 0.61)
@@ -92,7 +92,7 @@ def bounds(percentile: int, samples: int) -> tuple[float, float] | None:
 
 
 def statistics(name: str, values: Floats, weight: Floats, counted: Mask) -> dict[str, float]:
-    """`name` _mean_s and those percentiles that there are enough samples for, by `weight`; NaN is no value.
+    """`name` _mean_s and the percentiles with enough samples, by `weight`; NaN values are left out.
 
     `counted`, shape (n,), marks the samples that count as one; the others are parts of requests at a window's edge.
     """
@@ -107,7 +107,7 @@ def statistics(name: str, values: Floats, weight: Floats, counted: Mask) -> dict
 
 
 def bound_statistics(name: str, values: Floats, weight: Floats, counted: Mask) -> dict[str, float]:
-    """The bounds of each percentile that `statistics` tells: `name` _p95_low_s and `name` _p95_high_s."""
+    """The bounds of each percentile in `statistics`: `name` _p95_low_s and `name` _p95_high_s."""
     known = np.isfinite(values)
     samples = int(counted[known].sum())
     found: dict[str, float] = {}
@@ -120,9 +120,10 @@ def bound_statistics(name: str, values: Floats, weight: Floats, counted: Mask) -
 
 
 def gap_percentiles(name: str, gaps_s: Floats, in_flight: float) -> dict[str, float]:
-    """Percentiles of gaps between responses, where there are enough.
+    """Percentiles of gaps between responses, if there are enough.
 
-    Gaps of requests in flight together end with the same step of the engine: they count as one sample between them.
+    Gaps of requests in flight at the same time end with the same step of the engine, so together they count as one
+    sample.
     """
     if not gaps_s.size:
         return {}
@@ -130,7 +131,7 @@ def gap_percentiles(name: str, gaps_s: Floats, in_flight: float) -> dict[str, fl
     return {f"{name}_p{q}_s": float(value) for q, value in zip(chosen, np.percentile(gaps_s, chosen), strict=True)}
 
 
-# --- What is known of a level beyond the columns of its point: figures by name with unit, and remarks for its notes
+# --- Beyond the columns of a level's point: figures by name with unit, and remarks for its notes
 
 CONFIDENCE = 0.95
 TOKENS_PER_CHUNK = 1.05
@@ -144,8 +145,8 @@ def facts(load: Load, level: Level, seen: Sample) -> dict[str, float]:
     """Figures behind a point; times in seconds, cores as a number of them, half widths relative, at 95 %.
 
     `achieved_per_s` are completions in the window, `sent_per_s` requests sent in it, `offered_per_s` those planned.
-    ``ttft_sent`` and ``e2e_sent`` run from the sending, so that a late client is not in them. Of sessions,
-    ``first_ttft`` and ``later_ttft`` are those of first turns and of all others.
+    ``ttft_sent`` and ``e2e_sent`` count from the sending, without a late client's delay. With sessions, ``first_ttft``
+    and ``later_ttft`` are those of first turns and of all others.
     """
     found = {
         "window_start_s": load.start_s,
@@ -188,7 +189,7 @@ def _open_loop(load: Load, seen: Sample) -> dict[str, float]:
 
 
 def _turns(seen: Sample) -> dict[str, float]:
-    """TTFT of first turns of sessions, of which a prefix cache holds the system prompt at most, and of later ones."""
+    """TTFT of first turns of sessions, of which a prefix cache has at most the system prompt, and of later turns."""
     found: dict[str, float] = {}
     for name, chosen in (("first_ttft", seen.log.turn == 0), ("later_ttft", seen.log.turn > 0)):
         found |= statistics(name, seen.ttft_s[chosen], seen.weight[chosen], seen.ended_inside[chosen])
@@ -196,7 +197,7 @@ def _turns(seen: Sample) -> dict[str, float]:
 
 
 def clumping(load: Load, seen: Sample) -> float:
-    """How far completions come in bursts: 0 at random, 9 if a wave ends within a tenth of its E2E, below 0 if evenly.
+    """How bursty completions are: 0 at random, 9 if a wave ends within a tenth of its E2E, below 0 if even.
 
     (variance - mean) / mean^2 of the completions in parts of the window that are a tenth of the mean E2E long. B bursts
     of equal size within an E2E give nearly 10/B - 1 if they are large.
@@ -206,14 +207,14 @@ def clumping(load: Load, seen: Sample) -> float:
         return 0.0
     parts = min(max(1.0, float(np.floor(load.duration_s / part_s))), 1e15)
     number = np.floor((seen.last_s[seen.ended_inside] - load.start_s) / load.duration_s * parts)
-    # parts without completions are only counted: of a file's wrong clock there may be 10^13
+    # parts without completions are only counted: with a file's wrong clock there may be 10^13
     _, counts = np.unique(np.minimum(number, parts - 1), return_counts=True)
     mean = float(counts.sum()) / parts
     return (float((counts**2).sum()) / parts - mean**2 - mean) / mean**2 if mean else 0.0
 
 
 def remarks(load: Load, level: Level, seen: Sample, known: Mapping[str, float]) -> Iterator[str]:
-    """What a reader of the point must know besides the reasons of its verdict; `known` are its facts."""
+    """Remarks on the point besides the reasons of its verdict; `known` are its facts."""
     if load.ended == "budget":
         yield f"ended by the time budget after {load.duration_s:.3g} s{_half_width(known)}"
     if load.ended == "failing":
@@ -222,7 +223,7 @@ def remarks(load: Load, level: Level, seen: Sample, known: Mapping[str, float]) 
         first = load.log.error[int(np.argmax(failed_inside(load)))]
         yield f"{known['failed']:.0f} requests failed, the first with: {first}"
     if load.served and 0 < load.of_others <= others_allowed(load.served):
-        yield f"the server meanwhile answered {load.of_others} requests of other clients"
+        yield f"the server also answered {load.of_others} requests of other clients"
     if known["tokens_per_chunk"] > TOKENS_PER_CHUNK:
         yield f"{known['tokens_per_chunk']:.2f} tokens per response: ITL is over the tokens after the first response"
     if level.value >= FEWEST_IN_STEP and known.get("clumping", 0.0) > IN_LOCKSTEP:
@@ -232,8 +233,8 @@ def remarks(load: Load, level: Level, seen: Sample, known: Mapping[str, float]) 
 
 
 def _other_lengths(level: Level, seen: Sample) -> Iterator[str]:
-    """Mean lengths asked for in the window that are not those of the level, by more than chance."""
-    if seen.log.turn.any():  # a window of sessions begins with their first turns
+    """Mean requested lengths in the window that differ from the level's by more than chance."""
+    if seen.log.turn.any():  # with sessions, a window begins with first turns
         return
     asked = level.lengths
     for name, tokens, mean, cv in (
@@ -243,7 +244,7 @@ def _other_lengths(level: Level, seen: Sample) -> Iterator[str]:
         found = float(np.average(tokens, weights=seen.weight))
         chance = CHANCE_SIGMAS * max(float(tokens.std()), cv * mean) / math.sqrt(len(seen))
         if abs(found - mean) > chance + OTHER_LENGTHS * mean:
-            yield f"requests of the window had a mean {name} of {found:.4g}, not {mean:.4g}: its figures are of those"
+            yield f"requests in the window had a mean {name} of {found:.4g} instead of {mean:.4g}"
 
 
 def _half_width(known: Mapping[str, float]) -> str:
@@ -253,7 +254,7 @@ def _half_width(known: Mapping[str, float]) -> str:
 
 def _jittered_gaps(load: Load, seen: Sample) -> Iterator[str]:
     lag_s, itl_s = load.client.loop_lag_p99_s, seen.itl_s[np.isfinite(seen.itl_s)]
-    if itl_s.size and lag_s > LAG_SHARE_OF_ITL * itl_s.mean() > 0:  # 0: whole answers came in one piece
+    if itl_s.size and lag_s > LAG_SHARE_OF_ITL * itl_s.mean() > 0:  # 0: each answer came in one piece
         yield (
             f"gaps between tokens include up to {lag_s * 1000:.3g} ms of the client's own lag (p99), "
             f"{lag_s / itl_s.mean():.0%} of the mean ITL"
@@ -273,10 +274,10 @@ def measurement(
 ) -> Measurement:
     """The point of `level` with its verdict, facts and log. A void point keeps its numbers.
 
-    Latencies and rates are those of answered requests, of a wrong length too; `errors` counts both kinds of failure.
-    `shared_prefix`: tokens at their head that all prompts shared by plan; `server` may tell how many were found cached.
-    `protocol`: how the users of a closed loop began.
-    Raises NothingAnswered if no answered request lies in the window.
+    Latencies and rates are those of answered requests, including those of a wrong length; `errors` counts both kinds of
+    failure. `shared_prefix`: tokens that the plan puts at the start of all prompts; `server` may say how many were
+    cached. `protocol`: how the users of a closed loop started. Raises NothingAnswered if the window has no answered
+    request.
     """
     seen = sample(load)
     if not len(seen):
@@ -310,26 +311,25 @@ def _whole(value: float | None) -> int | None:
 
 
 OTHER_LENGTHS, CHANCE_SIGMAS = 0.05, 4.0
-"""A mean length is another one from this share of it on, and so many standard errors."""
+"""A mean length counts as different beyond this fraction of it plus this many standard errors."""
 CACHE_BLOCK = 16
-"""Tokens of a KV cache block: shorter stretches are not found, and what is found beyond the plan is told in blocks."""
+"""Tokens of a KV cache block: shorter prefixes are not found."""
 ALL_FOUND = 0.98
-"""Share of what can be found from which on all of it counts as found: prompts at the edges of the window are counted by
-the server and not here, or the other way round."""
+"""From this fraction on, everything that can be found counts as found: of prompts at the window's edges, some are
+counted only by the server and others only here."""
 
 
 def prefix_columns(
     isl: Tokens, shared_prefix: int, server: Mapping[str, float], weight: Floats | None = None
 ) -> dict[str, Any]:
-    """`prefix_tokens` and `prefix_hit` of a point; empty where no prompt has anything in common with another.
+    """`prefix_tokens` and `prefix_hit` of a point; empty if its prompts have nothing in common.
 
-    `isl`, shape (n,): tokens of its prompts, each of a `weight`. The server's counters tell the share of all prompt
-    tokens that was found (``prefix_tokens_found_share``), or else the mean found in a prompt
-    (``prefix_tokens_found_mean``), which is off where more prompts were admitted than requests finished. By plan all
-    prompts share `shared_prefix` tokens: found so often as explains it, of what can be found: prompts shorter than the
-    prefix hold less of it, of every prompt the last token is computed, and caches find whole blocks. More than these,
-    or than none, are found where prompts came before: then as many as were found on average count as shared by all.
-    Without counters it is not known how often a prefix was found.
+    `isl`, shape (n,): tokens of its prompts, with their `weight`. The server's counters give the fraction of all prompt
+    tokens found in its cache (``prefix_tokens_found_share``), or else the mean number per prompt
+    (``prefix_tokens_found_mean``), which is off if more prompts were admitted than requests finished. `prefix_hit` is
+    the found part of what can be found of the plan's `shared_prefix`: shorter prompts contain less of it, the last
+    token of a prompt is always computed, and caches find whole blocks. If more was found, prompts had been sent before:
+    then the mean number found counts as shared by all. Without counters, `prefix_hit` is unknown.
     """
     mean = float(np.average(isl, weights=weight))
     share = server.get("prefix_tokens_found_share")

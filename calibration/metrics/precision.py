@@ -1,10 +1,10 @@
-"""How sure the means of a point are: the requests of a window as series of batches, and the half widths they give.
+"""The precision of a point's means: the requests of a window as series of batches, and their half widths.
 
-Confidence intervals are by batch means, for latencies and for rates. Requests of one window are not independent: those
-in flight together share the engine's steps and its queue. Means of long enough batches nearly are. A batch here is a
-whole number of *waves*, a wave being as many requests as are in flight on average: it lasts one mean E2E, and in a
-lockstep closed loop it holds every place of the queue once. What correlation is left between neighbours widens the
-interval, as in Skart (Tafazzoli and Wilson 2011); it never narrows it.
+Confidence intervals of latencies and rates are by batch means. Requests of one window are not independent, because
+those in flight at the same time share the engine's steps and its queue; means of long enough batches nearly are. A
+batch is a whole number of *waves*. A wave is as many requests as are in flight on average: it lasts one mean E2E, and
+in a lockstep closed loop it has every position of the queue once. Remaining correlation between neighbours widens the
+interval, as in Skart (Tafazzoli and Wilson 2011), and never narrows it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MEANS: tuple[Mean, ...] = get_args(Mean)
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answered requests in any order, arrays of shape (n,); E2E from `due_s` to `last_s`, `itl_s` NaN where unknown.
+    """Answered requests in any order, arrays of shape (n,); E2E is from `due_s` to `last_s`, `itl_s` is NaN if unknown.
 
-    Requests from before the window belong in it too if they end inside: rates count their share.
+    Requests from before the window that end inside belong here too: rates count them in part.
     """
 
     due_s: Floats
@@ -39,10 +39,10 @@ class Answers:
 
 
 def series(answers: Answers, window_s: tuple[float, float]) -> dict[Mean, Floats]:
-    """Batch means by time over the window; nothing where it is too short for eight waves (`intervals.batches`).
+    """Batch means by time over the window; none if it is too short for eight waves (`batches`).
 
-    Latencies are batched by the time due and taken of all requests that fell due inside, so that neither long nor short
-    ones are preferred at the edges. ITL is left out where a batch has none.
+    Latencies are those of all requests due inside, batched by due time, so that the edges favour neither long nor short
+    ones. ITL is left out if there is too little of it.
     """
     in_flight, cohort = _in_flight(answers, window_s), _cohort(answers, window_s)
     cut = batches(len(cohort.due_s), in_flight)
@@ -64,7 +64,7 @@ def half_widths(found: dict[Mean, Floats], confidence: float) -> dict[Mean, floa
 
 
 def waves(answers: Answers, window_s: tuple[float, float]) -> float:
-    """How many times the requests in flight were replaced over the window."""
+    """How often the requests in flight were replaced during the window."""
     in_flight = _in_flight(answers, window_s)
     return len(_cohort(answers, window_s).due_s) / in_flight if in_flight else 0.0
 
@@ -76,7 +76,7 @@ def _in_flight(answers: Answers, window_s: tuple[float, float]) -> float:
 
 
 def _cohort(answers: Answers, window_s: tuple[float, float]) -> Answers:
-    """The requests that fell due inside the window, in that order."""
+    """The requests due inside the window, in order of due time."""
     order = np.argsort(answers.due_s, kind="stable")
     due_s = answers.due_s[order]
     order = order[(window_s[0] <= due_s) & (due_s < window_s[1])]
@@ -126,11 +126,11 @@ class Done(NamedTuple):
 
 
 class StopRule:
-    """Told of answers as they come, says when the window that opened at `start_s` may shut.
+    """Receives answers as they come, and decides when the window that opened at `start_s` may close.
 
-    Intervals are taken anew whenever there are 5 % more answers. Stopping at the first narrow one would favour those
-    that are narrow by chance; so four checks running must be, eight waves of requests must have passed
-    (`intervals.batches`), and the longest E2E must fit five times into the time seen.
+    Intervals are computed again whenever there are 5 % more answers. Stopping at the first narrow one would favour
+    intervals that are narrow by chance, so four in a row must be narrow, eight waves of requests must have passed
+    (`batches`), and the longest E2E must fit five times into the time so far.
     """
 
     def __init__(self, until: Until, start_s: float) -> None:
@@ -143,13 +143,13 @@ class StopRule:
         self._needed: float | None = None
 
     def add(self, done: Sequence[Done]) -> None:
-        """Answers that came since the last call, in any order; those from before the window are passed over."""
+        """Add answers since the last call, in any order; those from before the window are ignored."""
         new = [item for item in done if item.end_s >= self._start_s]
         self._done += new
         self._spent_s += sum(item.e2e_s for item in new)
 
     def ended(self, now_s: float) -> Ended | None:
-        """Why measuring may end at `now_s`, or None while it must go on. Cheap: intervals are taken now and then."""
+        """Why measuring may end at `now_s`; None while it must continue. Cheap: intervals are computed rarely."""
         if self._until.requests_max is not None and len(self._done) >= self._until.requests_max:
             return "count"
         if len(self._done) >= max(self._fewest(now_s), self._next_check):
@@ -161,10 +161,10 @@ class StopRule:
         return None
 
     def share(self, now_s: float) -> float:
-        """How much of the measuring is over, 0 to 1, as far as can be told now; an estimate that may fall again.
+        """Estimated fraction of the measuring that is done, 0 to 1; it may fall again.
 
-        An interval narrows with the root of the number of answers: n answers with a half width h are (goal / h)^2 of
-        those needed. Requests and time used up count where they are nearer to their end.
+        An interval narrows with the square root of the number of answers: n answers with half width h are (goal / h)^2
+        of those needed. The fractions of requests and time used count if they are larger.
         """
         done = len(self._done)
         shares = [done / max(self._fewest(now_s), self._needed or 0.0)]
@@ -188,9 +188,9 @@ class StopRule:
         self._needed = done * ratio**2 if math.isfinite(ratio) else None
 
     def _widest(self) -> float:
-        """The widest relative half width of the chosen means; infinite where they cannot be told yet.
+        """The widest relative half width of the chosen means; infinite while they are unknown.
 
-        Looked at are requests due up to one longest E2E ago: of those due later only the short ones are over.
+        It covers requests due up to one longest E2E ago: of those due later, only the short ones are complete.
         """
         end_s, ttft_s, itl_s, e2e_s = np.array(self._done).T
         longest_s = float(e2e_s.max())
@@ -215,7 +215,7 @@ class BatchMeans:
 
 
 def batches(requests: int, in_flight: float) -> BatchMeans | None:
-    """How to cut `requests` into 8 to 20 batches of whole waves of `in_flight` requests; None where they are too few.
+    """Cut `requests` into 8 to 20 batches of whole waves of `in_flight` requests; None if there are too few.
 
     >>> batches(requests=1000, in_flight=32.0)
     BatchMeans(count=15, size=64)
@@ -229,12 +229,12 @@ def batches(requests: int, in_flight: float) -> BatchMeans | None:
 
 
 def batch_means(values: Floats, cut: BatchMeans) -> Floats:
-    """Means of the batches, shape (count,), of `values` in their order; the last values, left over, are dropped."""
+    """Means of batches of `values` in their order, shape (count,); values left over at the end are dropped."""
     return np.asarray(values[: cut.count * cut.size].reshape(cut.count, cut.size).mean(axis=1))
 
 
 def done_by(start_s: Floats, end_s: Floats, at_s: Floats) -> Floats:
-    """Requests done by each time of `at_s`, shape (times,), where one under way counts by the share of its time gone.
+    """Requests done by each time of `at_s`, shape (times,); one in flight counts by the fraction of its time elapsed.
 
     Differences are rates that do not jump when a whole wave of a lockstep loop ends at once.
     """
@@ -243,6 +243,6 @@ def done_by(start_s: Floats, end_s: Floats, at_s: Floats) -> Floats:
 
 
 def batch_rates(start_s: Floats, end_s: Floats, window_s: tuple[float, float], count: int) -> Floats:
-    """Requests/s in each of `count` equal parts of the window, shape (count,), by shares as `done_by` counts them."""
+    """Requests/s in each of `count` equal parts of the window, shape (count,), counted as by `done_by`."""
     edges_s = np.linspace(*window_s, count + 1)
     return np.asarray(np.diff(done_by(start_s, end_s, edges_s)) / np.diff(edges_s))

@@ -1,18 +1,18 @@
-"""What a measured level is worth: steady and fit for use, or void, with every reason and the numbers behind it.
+"""The verdict on a measured level: steady and fit for use, or void, with every reason and its numbers.
 
-Rules stand in the order in which a cause comes before what it may bring about; the verdict is that of the first rule
-broken, and the reasons of all of them are told:
+Rules are in an order in which causes come before their effects; the verdict is that of the first rule broken, and the
+reasons of all broken rules are given:
 
     client_limited  the load generator was late or busy: the numbers are not the server's
-    shared          other clients loaded the server: another load was served than was asked for
+    shared          other clients loaded the server: the load was not the planned one
     overloaded      an open loop whose queue grew: there is no steady state to measure
-    errors          more than 1 % of requests failed: another load was served than was asked for
-    wrong_lengths   answers with another number of tokens than asked for: another workload was served
+    errors          more than 1 % of requests failed: the load was not the planned one
+    wrong_lengths   answers with another number of tokens than requested: the workload was not the planned one
     unsteady        TTFT or E2E drifted, or had not settled, by more than 5 % beyond their noise
     little          users x time does not add up to the requests seen: users were idle, or requests are missing
 
-A level that breaks no rule but is too short to judge steadiness, or planned to vary (schedule, trace), has no
-verdict: "".
+A level that breaks no rule but is too short to judge steadiness, or varies by plan (schedule, trace), has no verdict:
+"".
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from sizing.stats import inflation, t_quantile
 
 # --- Does a series change over its window beyond its noise? t-intervals of a drift and of a settling.
 #
-# The noise is widened by the correlation of neighbouring residuals, as that of a mean is (`sizing.stats.half_width`):
-# the slow wandering of a queue is not to be taken for a change.
+# The noise is widened by the correlation of neighbouring residuals, like that of a mean (`sizing.stats.half_width`), so
+# that the slow fluctuation of a queue does not count as a change.
 
 
 class Change(NamedTuple):
-    """By how much a series ends higher than it began, and the half width of the interval of that, in its unit."""
+    """How much higher a series ends than it began, and the half width of that difference, in its unit."""
 
     amount: float
     half_width: float
 
     @property
     def least(self) -> float:
-        """The smallest change, with its sign, that the interval allows; 0 where it allows none at all."""
+        """The smallest change in the interval, with its sign; 0 if the interval contains 0."""
         return math.copysign(max(0.0, abs(self.amount) - self.half_width), self.amount)
 
 
 def drift(series: Floats, confidence: float) -> Change:
-    """The change of `series`, shape (n,) with n >= 4, equally spaced, from its first value to its last along a line.
+    """The change of `series`, shape (n,) with n >= 4, equally spaced, along a line from its first value to its last.
 
-    Degrees of freedom are not reduced for correlation: what is left of a change that is no straight line looks
-    correlated too, and it must not excuse itself.
+    Degrees of freedom are not reduced for correlation: the residuals of a change that is not linear look correlated
+    too, and that must not hide it.
     """
     n = len(series)
     at = np.linspace(-0.5, 0.5, n)
@@ -65,9 +65,9 @@ def drift(series: Floats, confidence: float) -> Change:
 
 
 def settling(series: Floats, first: int, confidence: float) -> Change:
-    """From the mean of the `first` values of `series` to that of the rest, at least 4: a warm-up that was not over.
+    """The change from the mean of the `first` values of `series` to that of the rest, at least 4: a late warm-up.
 
-    After Geweke (1992); the noise is that of the rest, which a warm-up has not touched.
+    After Geweke (1992); the noise is that of the rest, which a warm-up does not affect.
     """
     begun, rest = series[:first], series[first:]
     residuals = rest - rest.mean()
@@ -81,7 +81,7 @@ def _reach(freedom: float, confidence: float) -> float:
     return t_quantile(freedom, (1 + confidence) / 2)
 
 
-# --- Do requests of an open loop leave as they come, or does the queue grow beyond what chance would do?
+# --- Do requests of an open loop leave as fast as they come, or does the queue grow more than by chance?
 
 SERVED_SHARE = 0.98
 CONFIDENCE = 0.95
@@ -89,20 +89,20 @@ STEPS = 20
 
 
 def fell_behind(load: Load, sample: Sample) -> bool:
-    """True where fewer than 98 % of the requests that fell due in the window, failed ones included, left in it.
+    """True if fewer than 98 % of the requests due in the window, including failed ones, left in it.
 
-    Those that the client never came to send count as due.
+    Requests that the client never sent count as due.
     """
     came, left = _came_and_left(load, sample)
     return left < SERVED_SHARE * came
 
 
 def behind(load: Load, sample: Sample) -> str:
-    """By how much, in words."""
+    """By how much it fell behind, in words."""
     came, left = _came_and_left(load, sample)
     return (
-        f"{left / load.duration_s:.4g} requests/s finished of {came / load.duration_s:.4g} arrived, {left / came:.1%}, "
-        f"needed are {SERVED_SHARE:.0%}"
+        f"{left / load.duration_s:.4g} of {came / load.duration_s:.4g} requests/s finished, {left / came:.1%}, "
+        f"{SERVED_SHARE:.0%} are needed"
     )
 
 
@@ -114,8 +114,8 @@ def _came_and_left(load: Load, sample: Sample) -> tuple[int, int]:
 def growth(load: Load) -> Change:
     """Growth of the requests in flight over the window, with the one-sided half width of a 95 % interval.
 
-    The steps of a queue at exactly its capacity are independent, so that their mean has Student's t interval; below
-    capacity steps up are followed by steps down and the growth is smaller than that allows.
+    The steps of a queue exactly at capacity are independent, so that their mean has Student's t interval; below
+    capacity, steps up are followed by steps down, and the growth is smaller.
     """
     edges_s = np.linspace(load.start_s, load.stop_s, STEPS + 1)
     came = np.searchsorted(np.sort(load.log.intended_s), edges_s)
@@ -133,7 +133,7 @@ BUSY_CORE = 0.9
 ERROR_SHARE = 0.01
 OTHERS_SHARE = 0.01
 STRAY = 1
-"""A single request of somebody else, such as a health check, does not void a short level."""
+"""A single request of another client, such as a health check, does not void a short level."""
 CHANGE_ALLOWED = 0.05
 WARM_UP_SHARES = (0.1, 0.25)
 LITTLE_ALLOWED = 0.05
@@ -143,7 +143,7 @@ _JUDGED: tuple[tuple[Mean, str], ...] = (("ttft_mean", "TTFT"), ("e2e_mean", "E2
 
 
 def judge(load: Load, level: Level, sample: Sample) -> tuple[Verdict, tuple[str, ...]]:
-    """The verdict on a level and its reasons, one line each that begins with the name of the rule that was broken.
+    """The verdict on a level and its reasons, one line each, starting with the name of the broken rule.
 
     `sample` are the answered requests of `load` in its window (`window.sample`), at least one.
     """
@@ -155,13 +155,13 @@ def judge(load: Load, level: Level, sample: Sample) -> tuple[Verdict, tuple[str,
 
 
 def _undecided(load: Load, level: Level, sample: Sample) -> str:
-    """Why a level that breaks no rule may still not be called steady; empty if it may."""
+    """Why a level that breaks no rule still cannot be called steady; empty if it can."""
     if varies(level):
         return "the load varies by plan"
     window_s = (load.start_s, load.stop_s)
     if not series(answers(sample), window_s):
         seen = waves(answers(sample), window_s)
-        return f"the window of {load.duration_s:.3g} s holds {seen:.1f} mean E2Es, steadiness needs {FEWEST_BATCHES}"
+        return f"the window of {load.duration_s:.3g} s lasts {seen:.1f} mean E2Es, steadiness needs {FEWEST_BATCHES}"
     if not level.closed and fell_behind(load, sample):
         return f"{behind(load, sample)}, but a queue may fluctuate this much: measure longer"
     return ""
@@ -173,7 +173,7 @@ def answers(sample: Sample) -> Answers:
 
 
 def varies(level: Level) -> bool:
-    """True where the plan itself changes the load over time."""
+    """True if the plan itself changes the load over time."""
     return level.kind in ("schedule", "trace")
 
 
@@ -191,38 +191,37 @@ def _late(load: Load, sample: Sample) -> Iterator[str]:
     ttft_s = float((sample.log.first_token_s - sample.log.sent_s).mean())
     if late_s > LATE_SHARE_OF_TTFT * ttft_s:
         yield (
-            f"p99 of requests sent {_ms(late_s)} late, allowed are {LATE_SHARE_OF_TTFT:.0%} of the mean TTFT from "
-            f"sending of {_ms(ttft_s)}"
+            f"requests were sent {_ms(late_s)} late (p99), more than {LATE_SHARE_OF_TTFT:.0%} of the mean TTFT from "
+            f"sending, {_ms(ttft_s)}"
         )
 
 
 def lateness_s(load: Load) -> Floats:
-    """By how much each request due in the window was sent late, in seconds, shape (requests due,)."""
+    """How late each request due in the window was sent, in seconds, shape (requests due,)."""
     log = load.log
     due = within(load, log.intended_s)
     return np.asarray(log.sent_s - log.intended_s)[due] if due.any() else np.zeros(1)
 
 
 def _too_few_sent(load: Load) -> Iterator[str]:
-    """Fewer sent inside the window than due inside can only be late sending: nothing else holds an open loop up, or a
-    user who has thought.
+    """If fewer requests were sent in the window than were due, the client was late: nothing else delays an open loop,
+    or a user after the think time.
 
-    Due is what was planned: of requests that were never sent, since the level ended before the client came to them, the
-    log knows nothing.
+    Due requests are the planned ones: the log lacks requests that were not sent before the level ended.
     """
     due, sent = load.issued, int(within(load, load.log.sent_s).sum())
     if sent < SENT_SHARE * due:
         yield (
-            f"{sent / load.duration_s:.4g} requests/s sent of {due / load.duration_s:.4g} due, "
-            f"{sent / due:.1%}, needed are {SENT_SHARE:.0%}"
+            f"{sent / load.duration_s:.4g} of {due / load.duration_s:.4g} requests/s due were sent, "
+            f"{sent / due:.1%}, {SENT_SHARE:.0%} are needed"
         )
 
 
 def _lagging(load: Load, sample: Sample) -> Iterator[str]:
-    """A loop that lags by L stamps a response up to L late: TTFT and the time from first to last token are off by it.
+    """An event loop that lags by L stamps responses up to L late: TTFT and the time from first to last token are off.
 
-    Up to 5 ms are let pass, as much as the driver may add to TTFT by its own check. A mean ITL is off by L / (OSL - 1)
-    only; gaps between tokens by L, of which the notes of the point tell.
+    Up to 5 ms are accepted, as much as the self-check allows in TTFT. A mean ITL is off by L / (OSL - 1) only; gaps
+    between tokens are off by L, which the point's notes mention.
     """
     lag_s = load.client.loop_lag_p99_s
     decoding_s = float((sample.last_s - sample.log.first_token_s).mean())
@@ -232,8 +231,8 @@ def _lagging(load: Load, sample: Sample) -> Iterator[str]:
     ):
         if lag_s > max(LAG_ALLOWED_S, LAG_SHARE * time_s) and time_s > 0:
             yield (
-                f"the client's event loop lagged {_ms(lag_s)} at p99, allowed are {LAG_SHARE:.0%} of the {name} of "
-                f"{_ms(time_s)}, at least {_ms(LAG_ALLOWED_S)}"
+                f"the client's event loop lagged by {_ms(lag_s)} (p99), more than {LAG_SHARE:.0%} of the {name}, "
+                f"{_ms(time_s)}, and than {_ms(LAG_ALLOWED_S)}"
             )
 
 
@@ -241,17 +240,17 @@ def _shared(load: Load, level: Level, sample: Sample) -> Iterator[str]:
     if load.served and load.of_others > others_allowed(load.served):
         yield (
             f"other clients sent {load.of_others} of the {load.served} requests that the server answered, "
-            f"{load.of_others / load.served:.1%}, allowed are {OTHERS_SHARE:.0%}: measure when no one else does"
+            f"{load.of_others / load.served:.1%}, more than {OTHERS_SHARE:.0%}: measure while nobody else uses it"
         )
 
 
 def others_allowed(served: int) -> float:
-    """Requests of other clients, of so many that the server answered, that leave a point fit for use."""
+    """Most requests of other clients, out of `served`, with which a point is still fit for use."""
     return max(STRAY, OTHERS_SHARE * served)
 
 
 def _overloaded(load: Load, level: Level, sample: Sample) -> Iterator[str]:
-    """More requests came than left, by more than the wandering of a queue that is just not overloaded would explain."""
+    """More requests came than left, by more than the fluctuation of a queue at its capacity explains."""
     if level.closed or varies(level) or not fell_behind(load, sample):
         return
     grown = growth(load)
@@ -264,22 +263,22 @@ def _errors(load: Load, level: Level, sample: Sample) -> Iterator[str]:
     share = failed.sum() / (failed.sum() + sample.completed) if failed.any() else 0.0
     if share > ERROR_SHARE:
         first = load.log.error[int(np.argmax(failed))]
-        yield f"{failed.sum()} requests failed, {share:.1%}, allowed are {ERROR_SHARE:.0%}; the first with: {first}"
+        yield f"{failed.sum()} requests failed, {share:.1%}, more than {ERROR_SHARE:.0%}; the first with: {first}"
 
 
 def _wrong_lengths(load: Load, level: Level, sample: Sample) -> Iterator[str]:
     wrong = wrong_inside(load)
     if wrong.any():
         first = load.log.error[int(np.argmax(wrong))]
-        yield f"{wrong.sum()} of {len(sample)} answers, none is allowed; the first: {first}"
+        yield f"{wrong.sum()} of {len(sample)} answers; the first: {first}"
 
 
 def _unsteady(load: Load, level: Level, sample: Sample) -> Iterator[str]:
-    """Batch means of TTFT and E2E are tested for a drift and for a warm-up: one false alarm in about a hundred levels.
+    """Batch means of TTFT and E2E are tested for a drift and a warm-up, with one false alarm per hundred levels.
 
-    The rate needs no test of its own: in a closed loop it is users / E2E, in an open one it is what came, or else
-    overloaded. Warm-ups are sought in logarithms: in a series of queueing times, which are skewed, a burst near the
-    beginning would pass for one otherwise.
+    The rate needs no test of its own: in a closed loop it is users / E2E; an open loop has the arrival rate, or is
+    overloaded. Warm-ups are tested on logarithms, because queueing times are skewed, and a burst near the beginning
+    would look like a warm-up.
     """
     if varies(level):
         return
@@ -300,7 +299,7 @@ def _changes(label: str, means: Floats, duration_s: float) -> Iterator[str]:
         if abs(found.least) > CHANGE_ALLOWED:
             yield (
                 f"{label} {how}: {found.amount:+.0%} ± {found.half_width:.0%} over {duration_s:.3g} s, "
-                f"allowed are {CHANGE_ALLOWED:.0%} beyond the noise"
+                f"more than {CHANGE_ALLOWED:.0%} beyond the noise"
             )
             return
 
@@ -311,20 +310,19 @@ def _little(load: Load, level: Level, sample: Sample) -> Iterator[str]:
     plain, whole = little(load, level.value)
     if abs(whole - 1) > LITTLE_ALLOWED:
         yield (
-            f"completions/s x mean E2E is {plain:.3f} x the {level.value:g} users, {whole:.3f} with the requests that "
-            f"the window's edges cut counted by their share; allowed are 1 ± {LITTLE_ALLOWED:g}"
+            f"completions/s x mean E2E is {plain:.3f} x the {level.value:g} users, {whole:.3f} if requests at the "
+            f"window's edges count in part; it must be 1 ± {LITTLE_ALLOWED:g}"
         )
 
 
 def little(load: Load, users: float) -> tuple[float, float]:
-    """Completions/s x their plain mean E2E over the users of a closed loop; and the same without the window's edges.
+    """Completions/s x their mean E2E over the users of a closed loop; and the same without the window's edges.
 
-    E2E is here the time a user waits: to the end of the answer, an empty final response included, since only then the
-    next request is sent. Completions bring time from before the window and leave out what is under way at its end. In
-    lockstep that makes the plain figure miss 1 by a wave's length over the window's, so the second counts of each
-    request the time inside the window. That is the time that users spent waiting for answers over the time they had: it
-    checks the log against the load that was to be held, which share-weighted figures, equal to the requests in flight
-    by construction, do not.
+    Here E2E is the time that a user waits: to the end of the answer, including an empty final response, because only
+    then the next request is sent. Completions include time before the window and leave out requests in flight at its
+    end. In lockstep, that makes the first figure miss 1 by a wave's length over the window's, so the second counts each
+    request's time inside the window. That is the time users spent waiting over the time they had. It checks the log
+    against the planned load, unlike weighted figures, which equal the requests in flight by construction.
     """
     log = load.log.where(answered(load.log))
     user_s = users * load.duration_s

@@ -1,16 +1,16 @@
-"""The requests that a window of steady load holds: what each took, and how much of each lies inside.
+"""The requests in a window of steady load: their latencies, and how much of each lies inside.
 
-Latencies run from the moment a request was due; in an open loop that is not the sending, so that a late client cannot
-hide waiting (coordinated omission). A request ends with its last token: an empty final response says nothing new.
+Latencies count from the moment a request was due; in an open loop that is not the sending, so that a late client cannot
+hide waiting (coordinated omission). A request ends with its last token: an empty final response adds nothing.
 
-ITL of a request is (last - first chunk) / (tokens - tokens of the first chunk). With one token a chunk that is
-(E2E - TTFT)/(OSL - 1). With several, the tokens that share the first chunk were made before it left and took no part of
-the time after it; dividing by OSL - 1 would be too low by them (4 tokens a chunk, 64 in all: by 4.8 %). It is assumed
-that a chunk leaves when its last token is made. An answer in one chunk has no ITL: NaN.
+ITL of a request is (last - first chunk) / (tokens - tokens of the first chunk). With one token per chunk that is
+(E2E - TTFT)/(OSL - 1). With several, the tokens in the first chunk were generated before it left and took none of the
+time after it; dividing by OSL - 1 would be too low (4 tokens per chunk, 64 in all: by 4.8 %). This assumes that a chunk
+leaves when its last token is generated. An answer in a single chunk has no ITL: NaN.
 
-The load ends with the window, and the answers under way then finish on a server that empties: faster than under load,
-by a third where an answer takes as long as the window. So the tokens of an answer that came after the window count as
-if they had come at the mean time between tokens inside it.
+The load ends with the window, and the answers then in flight finish on a server that empties: faster than under load,
+by a third if an answer takes as long as the window. So tokens that came after the window count as if they had come at
+the mean time between tokens inside it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ WRONG_LENGTH = re.compile(r"\d+ tokens in the answer where \d+ were asked for")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Answered requests that overlap the window, arrays of shape (n,), times in seconds; `log` says more of them.
+    """Answered requests that overlap the window, arrays of shape (n,), times in seconds; `log` has the rest.
 
-    `weight` is the share of a request's time that lies inside. `ended_inside` marks those whose last token came within
-    the window; of the others `last_s`, and ITL and E2E with it, are as under the load of the window.
+    `weight` is the fraction of a request's time that lies inside. `ended_inside` marks requests whose last token came
+    within the window; for the others `last_s`, and therefore ITL and E2E, are as under the window's load.
     """
 
     log: RequestLog
@@ -58,7 +58,7 @@ class Sample:
 
 
 def sample(load: Load) -> Sample:
-    """The answered requests of `load` that overlap its window. Answers of a wrong length are answers too."""
+    """The answered requests of `load` that overlap its window, including answers of a wrong length."""
     chosen = answered(load.log) & (inside_s(load) > 0)
     log = load.log.where(chosen)
     due_s, first_s, last_s = log.intended_s, log.first_token_s, _last_under_load_s(log, load)
@@ -76,10 +76,10 @@ def sample(load: Load) -> Sample:
 
 
 def _last_under_load_s(log: RequestLog, load: Load) -> Floats:
-    """When each request of `log` would have had its last token if the load had gone on, shape (n,).
+    """When each request of `log` would have had its last token if the load had continued, shape (n,).
 
     Tokens that came after the window follow the last one inside, or the first one, at the window's mean time between
-    tokens. As they came where the window tells no such time.
+    tokens; if the window has no such time, they count as they came.
     """
     came, last_s = log.chunk_at_s < load.stop_s, log.last_token_s
     inside = came & (log.chunk_at_s >= load.start_s)
@@ -98,17 +98,17 @@ def _last_under_load_s(log: RequestLog, load: Load) -> Floats:
 
 
 def wrong_length(log: RequestLog) -> Mask:
-    """True for requests that were answered with another number of tokens than was asked for, shape (n,)."""
+    """True for requests answered with another number of tokens than requested, shape (n,)."""
     return np.array([bool(WRONG_LENGTH.match(error)) for error in log.error], bool)
 
 
 def answered(log: RequestLog) -> Mask:
-    """True for requests whose answer came whole, of whatever length, shape (n,)."""
+    """True for requests with a complete answer, of whatever length, shape (n,)."""
     return np.asarray((~log.failed | wrong_length(log)) & (log.chunks > 0))
 
 
 def over_s(log: RequestLog) -> Floats:
-    """When each request was over, shape (n,): at its last token, a failed one at its end."""
+    """When each request was over, shape (n,): at its last token, or at its end if it failed."""
     return np.asarray(np.where(answered(log), log.last_token_s, log.end_s))
 
 
@@ -119,9 +119,9 @@ def inside_s(load: Load) -> Floats:
 
 
 def failed_inside(load: Load) -> Mask:
-    """True for requests that fell due inside the window and failed, wrong lengths not included, shape (n,).
+    """True for requests that were due inside the window and failed, without wrong lengths, shape (n,).
 
-    Whenever they failed: a request that hangs is given up long after the window.
+    The time of the failure does not matter: a request that hangs times out long after the window.
     """
     return np.asarray(~answered(load.log) & within(load, load.log.intended_s))
 
@@ -132,7 +132,7 @@ def wrong_inside(load: Load) -> Mask:
 
 
 def mean_in_flight(load: Load) -> float:
-    """Requests under way, failed ones included, on average over the window."""
+    """Requests in flight, including failed ones, on average over the window."""
     return float(inside_s(load).sum()) / load.duration_s
 
 
@@ -141,11 +141,11 @@ def within(load: Load, at_s: Floats) -> Mask:
     return np.asarray((load.start_s <= at_s) & (at_s < load.stop_s))
 
 
-# --- The responses of streamed answers, of one token or several: tokens that came in the window, and the gaps between
+# --- Responses of streamed answers, with one or several tokens: tokens in the window, and the gaps between responses
 
 
 def tokens_inside(log: RequestLog, load: Load) -> int:
-    """Tokens of the requests in `log` that came inside the window of `load`, counted as events."""
+    """Tokens of the requests in `log` that came inside the window of `load`."""
     inside = (load.start_s <= log.chunk_at_s) & (log.chunk_at_s < load.stop_s)
     return int(log.chunk_tokens[inside].sum())
 
@@ -153,7 +153,7 @@ def tokens_inside(log: RequestLog, load: Load) -> int:
 def gaps_s(log: RequestLog, load: Load, *, single_tokens: bool) -> Floats:
     """Seconds from each response in the window back to the one before it in the same answer, shape (gaps,).
 
-    With `single_tokens`, only before responses of one token: one of several tells no gap between tokens.
+    With `single_tokens`, only before responses with one token: one with several has no gap between tokens.
     """
     first = np.zeros(len(log.chunk_at_s), bool)
     first[(np.cumsum(log.chunks) - log.chunks)[log.chunks > 0]] = True
@@ -164,5 +164,5 @@ def gaps_s(log: RequestLog, load: Load, *, single_tokens: bool) -> Floats:
 
 
 def tokens_per_chunk(log: RequestLog) -> float:
-    """Mean tokens in a response that carried any; at least one request was answered."""
+    """Mean tokens of the responses with tokens; at least one request must have been answered."""
     return float(log.chunk_tokens.sum() / log.chunks.sum())

@@ -1,4 +1,4 @@
-"""Which lengths requests have, as a plan says it: drawn from a law, or read from a file."""
+"""The lengths of a plan's requests: drawn from a law, or read from a file."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Window = tuple[int, int]
 Quantiles = tuple[float, float]
 """Two numbers from 0 to below 1."""
 LEAST_QUANTILE = 2.0**-60
-"""The normal law has no length at 0."""
+"""The normal law has no value at the quantile 0."""
 EVENLY = (np.arange(4096) + 0.5) / 4096
-"""Quantiles at which means are taken where no formula has them."""
+"""Quantiles for means that have no formula."""
 ROUNDING_COUNTS = 2.0
 """Mean of a lognormal law, in tokens, below which rounding to whole ones, and to at least 1, moves it by up to 6 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The law of one of the two lengths: `low` to `high` equally often, or by `law` with mean `mean` and `cv`."""
+    """The law of one of the two lengths: uniform from `low` to `high`, or `law` with mean `mean` and `cv`."""
 
     mean: float
     cv: float
@@ -48,8 +48,7 @@ class Side:
     high: int = 1
 
     def at(self, quantile: float) -> int:
-        """The length in tokens, at least 1, that the share `quantile` of all lengths, from 0 to below 1, falls short
-        of."""
+        """The length at a quantile from 0 to below 1: in tokens, at least 1."""
         if isinstance(self.law, TokenLaw):
             return int(self.law.at(np.array([quantile]))[0])
         if self.law == "uniform":
@@ -63,8 +62,7 @@ class Side:
         return max(1, round(self.mean * math.exp(sigma * score - sigma**2 / 2)))
 
     def mean_and_cv(self) -> tuple[float, float]:
-        """Mean and coefficient of variation of what is drawn; before it is rounded to tokens, where that hardly
-        counts."""
+        """Mean and coefficient of variation of the lengths drawn; before rounding to tokens if that hardly matters."""
         if self.law == "normal" and self.cv:
             return _normal_from_one(self.mean, self.cv * self.mean)
         if self.law == "lognormal" and self.cv and self.mean < ROUNDING_COUNTS:
@@ -72,13 +70,13 @@ class Side:
         return self.mean, self.cv
 
     def least_mean(self, fewest: int) -> float:
-        """The mean of what is drawn where nothing shorter than `fewest` can be sent."""
+        """The mean of the lengths drawn if nothing shorter than `fewest` can be sent."""
         return float(np.mean([max(self.at(share), fewest) for share in EVENLY]))
 
 
 def side(length: float | Window | str, cv: float, law: Law) -> Side:
-    """The law of lengths with mean `length` and coefficient of variation `cv`, of those in the window `length`, or the
-    one that the text says. A mean of one token, which nothing is shorter than, does not vary."""
+    """The law of lengths with mean `length` and coefficient of variation `cv`, the uniform law in the window `length`,
+    or the law in a text. A mean of one token does not vary, since nothing is shorter."""
     if isinstance(length, str):
         said = _law(length)
         return Side(said.mean, said.cv, said)
@@ -101,7 +99,7 @@ def _normal_from_one(mean: float, sd: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Input and output lengths, each drawn by a law of its own."""
+    """Input and output lengths, each drawn from its own law."""
 
     isl: Side
     osl: Side
@@ -118,9 +116,9 @@ class Drawn:
         return Lengths(isl_mean, osl_mean, isl_cv, osl_cv)
 
 
-# --- Files that say how long requests are: histograms of lengths, data sets of texts, recorded traces
+# --- Files with the lengths of requests: histograms of lengths, data sets of texts, recorded traces
 #
-# What they hold is data and only data: texts are sent as prompts, numbers are checked.
+# Their content is only data: texts are sent as prompts, numbers are checked.
 
 LARGEST_FILE_BYTES = 256 * 2**20
 LONGEST_TOKENS = 1_000_000
@@ -129,7 +127,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LengthHistogram:
-    """Pairs of lengths and how often each comes: arrays of shape (n,), `share` rising to exactly 1."""
+    """Pairs of lengths and their frequencies: arrays of shape (n,), with the cumulative `share` rising to exactly 1."""
 
     isl: Tokens
     osl: Tokens
@@ -147,9 +145,9 @@ class LengthHistogram:
 
 @dataclass(frozen=True, slots=True)
 class LengthsTrace:
-    """Requests as they once came: seconds since the first, and lengths; arrays of shape (n,), in order of arrival.
+    """Requests as recorded: seconds since the first, and lengths; arrays of shape (n,), in order of arrival.
 
-    `notes`: what was left out of the file, sorted or taken for granted.
+    `notes`: what was left out of the file, sorted or assumed.
     """
 
     arrival_s: Seconds
@@ -172,7 +170,7 @@ class LengthsTrace:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One item of a data set: what is asked, and an answer to it, empty where the file has none."""
+    """One item of a data set: a prompt, and an answer to it, empty if the file has none."""
 
     prompt: str
     answer: str
@@ -187,7 +185,7 @@ def summary(isl: Tokens, osl: Tokens, weights: Seconds | None = None) -> Lengths
 
 def _mean_and_cv(values: Tokens, weights: Seconds | None) -> tuple[float, float]:
     if values.min() == values.max():
-        return float(values[0]), 0.0  # exactly, whatever rounding the weights would bring in
+        return float(values[0]), 0.0  # exactly, without the rounding errors of weights
     mean = float(np.average(values, weights=weights))
     return mean, math.sqrt(float(np.average((values - mean) ** 2, weights=weights))) / mean
 
@@ -205,7 +203,7 @@ def read_histogram(path: Path) -> LengthHistogram:
 
 
 def read_trace(path: Path) -> LengthsTrace:
-    """The requests of any file of requests that the planner reads (`sizing.trace_files`). Raises FileError."""
+    """The requests in any trace that the planner reads (`sizing.trace_files`). Raises FileError."""
     if not path.is_file():
         raise _absent(path)
     try:
@@ -214,15 +212,15 @@ def read_trace(path: Path) -> LengthsTrace:
         raise FileError(str(error)) from None
     longest = int(max(trace.isl.max(), trace.osl.max()))
     if longest > LONGEST_TOKENS:
-        raise FileError(f"{path}: a prompt or answer of {longest:,} tokens, at most {LONGEST_TOKENS:,} are sent")
+        raise FileError(f"{path}: it has a prompt or answer of {longest:,} tokens, at most {LONGEST_TOKENS:,} are sent")
     times_s, isl, osl = trace.arrival_s, trace.isl.astype(np.int64), trace.osl.astype(np.int64)
     return LengthsTrace(times_s - times_s[0], isl, osl, notes)
 
 
 def read_dataset(path: Path) -> list[Text]:
-    """A JSON list of {input, instruction, output}, the last two optional; prompts are input and instruction.
+    """A JSON list of {input, instruction, output}, the last two optional.
 
-    The prompt is put together as the clients of the TensorRT-LLM backend do it. Raises FileError.
+    A prompt is input and instruction, joined as by the clients of the TensorRT-LLM backend. Raises FileError.
     """
     content = _json(_read(path), str(path))
     if not isinstance(content, list) or not content:
@@ -238,7 +236,7 @@ def _text(item: Any, where: str) -> Text:
         if not isinstance(value, str):
             raise FileError(f"{where}, key {key!r}: text is needed, this is {type(value).__name__}")
         if any("\ud800" <= character <= "\udfff" for character in value):
-            raise FileError(f"{where}, key {key!r}: half a surrogate pair, which is no text; remove it")
+            raise FileError(f"{where}, key {key!r}: half a surrogate pair, which is not text; remove it")
     prompt = " ".join(part for part in (parts["input"], parts["instruction"]) if part)
     if not prompt.strip():
         raise FileError(f"{where}, key 'input': is missing or empty")
@@ -341,10 +339,10 @@ SAMPLED_TURNS, FEWEST_SAMPLED = 200_000, 100
 
 
 class SessionsPlan(BaseModel):
-    """Conversations, or the steps of agents: keys, and what they mean, as the options of ``sizing sessions``.
+    """Conversations, or the steps of agents, with the keys of the options of ``sizing sessions``.
 
-    ``{turns: 6, first_tokens: 800, user_tokens: 80, output_tokens: 200, think: 20s}``; `think_s` says the same in
-    seconds. See `sizing.workload.Sessions`.
+    ``{turns: 6, first_tokens: 800, user_tokens: 80, output_tokens: 200, think: 20s}``; `think_s` is `think` in seconds.
+    See `sizing.workload.Sessions`.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -380,19 +378,19 @@ class SessionsPlan(BaseModel):
         return self
 
     def started_at(self, rate_per_s: float) -> Sessions:
-        """The workload, of which so many sessions start in a second. Raises ScenarioError."""
+        """The workload with `rate_per_s` sessions starting per second. Raises ScenarioError."""
         said = self.model_dump(exclude={"think", "think_s"})
         think_s = self.think_s or 0.0 if self.think is None else parse_seconds("think", self.think)
         return Sessions(rate_per_s, think_s=think_s, **said)
 
     @property
     def sample(self) -> Turns:
-        """Turns of many sessions, the same each time."""
+        """Turns of many sessions, always the same."""
         return _sampled(self)
 
     @property
     def mean_turns(self) -> float:
-        """Turns of a session that fit into its context, on average."""
+        """Mean number of turns of a session that fit into its context."""
         return len(self.sample.isl) / _sessions_sampled(self)
 
     def summary(self) -> Lengths:
@@ -413,21 +411,22 @@ def _sampled(plan: SessionsPlan) -> Turns:
 class LengthsPlan(BaseModel):
     """One entry of a plan's `lengths`, in tokens: `isl` and `osl`, one of the files, or `sessions`.
 
-    ``{isl: 2000, osl: 256}``: means. `isl_cv`, `osl_cv` (coefficients of variation) say how lengths vary, lognormal or
-    by ``law: normal``, where what would be below 1 token is 1; 0 makes all equal. A plan varies them unless said.
-    ``{isl: [100, 300], osl: [10, 20]}``: any whole number in the window, ends included, equally often.
-    ``{isl: "points:200@0.8,4000@0.2", osl: 20}``: another law, as `sizing.token_law` writes it.
-    ``{histogram: lengths.csv}``: pairs with the frequencies of the file. ``{trace: trace.csv}``: the file's requests,
-    once: replayed in their order, else in one drawn by the seed, as a level may not get through the file; any file that
-    `sizing.trace_files` reads. ``{dataset: texts.json}``: the file's texts in such an order, again and again; longer
-    prompts than `max_input_len` are left out; an `osl` given takes the place of the answers' lengths.
-    ``{sessions: {turns: 6, ...}}``: sessions of several turns, each of which repeats all that was said before, the
-    answers as the server gave them (SessionsPlan). The plan's `rates` are then sessions that start in a second,
-    at random, and its `concurrency` users who have one session after another.
+    ``{isl: 2000, osl: 256}``: means. Lengths vary with the coefficients of variation `isl_cv` and `osl_cv` (see
+    `varied` for the defaults), lognormal or by ``law: normal``, where values below 1 token become 1; 0: all equal.
+    ``{isl: [100, 300], osl: [10, 20]}``: uniform over the whole numbers in the window, ends included.
+    ``{isl: "points:200@0.8,4000@0.2", osl: 20}``: another law, written as in `sizing.token_law`.
+    ``{histogram: lengths.csv}``: pairs with the frequencies in the file.
+    ``{trace: trace.csv}``: the file's requests, once, in their order if replayed, else in an order drawn by the seed,
+    because a level may not use the whole file; any file that `sizing.trace_files` reads.
+    ``{dataset: texts.json}``: the file's texts in such an order, repeatedly. Prompts longer than `max_input_len` are
+    left out; `osl`, if given, replaces the lengths of the file's answers.
+    ``{sessions: {turns: 6, ...}}``: sessions of several turns, each of which repeats the conversation so far, with the
+    server's answers (SessionsPlan). The plan's `rates` are then random starts of sessions per second, and its
+    `concurrency` users have one session after another.
 
-    Each prompt is unique from its first token, after `shared_prefix` tokens which all prompts of a level share. With
-    ``unique: false`` the texts of a data set are sent as they are. `concurrency`: one closed loop of so many users, and
-    no other, in place of the plan's.
+    Each prompt is unique from its first token, after `shared_prefix` tokens that all prompts of a level share. With
+    ``unique: false`` the texts of a data set are sent unchanged. `concurrency`: a single closed loop with that many
+    users, in place of the plan's levels.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -460,13 +459,13 @@ class LengthsPlan(BaseModel):
             raise ValueError("osl: a window does not go with dataset, nor does a law: give one number, or none")
         for name in ("isl", "osl"):
             if isinstance(getattr(self, name), tuple | str) and getattr(self, f"{name}_cv"):
-                raise ValueError(f"{name}_cv does not go with a window of {name}, nor with a law: each says it all")
+                raise ValueError(f"{name}_cv does not go with a window of {name}, nor with a law, which already vary")
         return self
 
     def varied(self) -> LengthsPlan:
-        """The same, but means of which nothing else is said vary as chat traffic does: ISL by 30 %, OSL by 50 %.
+        """The same, but means without a given variation vary like chat traffic: ISL by 30 %, OSL by 50 %.
 
-        Users with equal requests that start together stay in lockstep, which hides how the engine handles other loads.
+        Users who start together with equal requests stay in lockstep, which hides how the engine handles other loads.
         """
         silent = {
             f"{side}_cv": cv
@@ -476,20 +475,20 @@ class LengthsPlan(BaseModel):
         return self if self.dataset is not None else self.model_copy(update=silent)
 
     def within(self, folder: Path) -> LengthsPlan:
-        """The same with the file's path taken from `folder`, where it is not absolute."""
+        """The same with a relative path of a file starting at `folder`."""
         return self.model_copy(update={name: str(folder / path) for name, path in self._files()})
 
     def _files(self) -> list[tuple[str, str]]:
         return [(name, getattr(self, name)) for name in FILES if getattr(self, name) is not None]
 
     def law_of_pairs(self) -> Drawn | LengthHistogram | LengthsTrace:
-        """What tells (ISL, OSL) of a request by its number. Not for a data set or sessions. Raises FileError."""
+        """The law that gives (ISL, OSL) of each request; not for a data set or sessions. Raises FileError."""
         if self.histogram is not None:
             return _histogram(Path(self.histogram))
         if self.trace is not None:
             return _trace(Path(self.trace))
         if self.isl is None or self.osl is None:
-            raise ValueError("the lengths of a data set are those of its texts, those of sessions of their turns")
+            raise ValueError("the lengths of a data set are those of its texts, and those of sessions of their turns")
         return Drawn(side(self.isl, self.isl_cv, self.law), side(self.osl, self.osl_cv, self.law))
 
     def texts(self, encoder: Encoder) -> Texts:
@@ -498,9 +497,9 @@ class LengthsPlan(BaseModel):
         return _counted(Path(str(self.dataset)), encoder, self.max_input_len, fixed_osl, self.unique)
 
     def summary(self, encoder: Encoder | None = None) -> Lengths:
-        """Means and coefficients of variation, of the data where a file gives the lengths. Raises FileError.
+        """Means and coefficients of variation; of the data, if the lengths are in a file. Raises FileError.
 
-        A data set is counted by `encoder`, in words without one.
+        A data set is counted by `encoder`, or in words without one.
         """
         if self.dataset is not None:
             return self.texts(encoder or encoder_of(None, False)).summary()
@@ -510,12 +509,12 @@ class LengthsPlan(BaseModel):
 
     @property
     def arrivals_s(self) -> Seconds | None:
-        """When the requests of a trace came, seconds from the first, shape (n,); None without one. Raises FileError."""
+        """Arrivals of a trace in seconds from the first, shape (n,); None without a trace. Raises FileError."""
         return None if self.trace is None else _trace(Path(self.trace)).arrival_s
 
     @property
     def notes_of_trace(self) -> tuple[str, ...]:
-        """How the file of a trace was read, where that needs saying; () without one. Raises FileError."""
+        """Remarks on how the file of a trace was read; () without a trace. Raises FileError."""
         return () if self.trace is None else _trace(Path(self.trace)).notes
 
 
@@ -546,7 +545,7 @@ class Texts:
 
 @lru_cache(maxsize=4)
 def _counted(path: Path, encoder: Encoder, longest: int | None, osl: int | None, unique: bool) -> Texts:
-    """`unique`: prompts will open with a word of one token more."""
+    """The texts in a file with their lengths. `unique`: each prompt will start with one more word of one token."""
     texts = read_dataset(path)
     isl = np.array([_prompt_tokens(encoder, text, unique) for text in texts], np.int64)
     limit = longest or LONGEST_TOKENS

@@ -1,4 +1,4 @@
-"""Requests of planned lengths: each known by its number alone, each prompt unique from its first token."""
+"""Requests of planned lengths: each follows from its number, and each prompt is unique from its first token."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ __all__ = ["Encoder", "PromptRequest", "RequestSource", "TokenizerFile", "WordCo
 
 ATTEMPTS = 8
 LIFTED = 1.03
-"""Mean of the prompts sent, over that of the law, from which it is not the law that is measured."""
+"""Ratio of the mean prompt sent to the law's mean from which the measurement is no longer that of the law."""
 EVEN_STEPS = math.sqrt(2), (math.sqrt(5) - 1) / 2
-"""Multiples of irrational numbers, whole parts taken away, fill the unit square evenly (Weyl 1916), and those of the
+"""The fractional parts of multiples of irrational numbers fill the unit square evenly (Weyl 1916), and those of the
 golden ratio the unit interval (Niederreiter 1978, Bull. Amer. Math. Soc. 84:957). The golden ratio is for OSL, which
-decides how long a request takes."""
+determines how long a request takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """One request: a prompt of `isl` tokens (or words) and the `osl` tokens asked in answer.
+    """One request: a prompt of `isl` tokens (or words), and `osl` tokens requested as the answer.
 
-    `token_ids` are the prompt's, None where no tokenizer is known. Of a session: `turn` is its number, from 0, and
-    `then` tells from the token ids of the answer what follows, None after the last turn.
+    `token_ids` are the prompt's, None if no tokenizer is known. In a session, `turn` is its number, from 0, and `then`
+    derives what follows from the token ids of the answer; None after the last turn.
     """
 
     prompt: str
@@ -49,17 +49,17 @@ class PromptRequest:
     token_ids: TokenIds | None = None
     turn: int = 0
     then: Callable[[TokenIds], tuple[float, PromptRequest]] | None = None
-    """Seconds that a user thinks, and the next turn."""
+    """Think time in seconds, and the next turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSource:
-    """The requests of one level, the same again for the same `seed`.
+    """The requests of one level; the same `seed` gives the same requests.
 
-    `lengths`: with the path of its file, if any, absolute. `tokenizer`: a tokenizer.json, None to count words;
-    `add_special_tokens` as the server's preprocessing does it. `seen`: what the server itself told of its counting.
-    `evenly`: any few requests in a row have nearly the mean lengths of the law, for loads whose means are asked; else
-    each is drawn for itself, as random arrivals bring them. `replayed`: those of a trace come in the order of the file.
+    `lengths`: with an absolute path of its file, if any. `tokenizer`: a tokenizer.json, None to count words;
+    `add_special_tokens` as in the server's preprocessing. `seen`: how the server was observed to count. `evenly`: any
+    few requests in a row have nearly the law's mean lengths, for loads that measure means; otherwise each is drawn
+    independently, as for random arrivals. `replayed`: a trace's requests come in the order of the file.
     """
 
     lengths: LengthsPlan
@@ -71,10 +71,10 @@ class RequestSource:
     replayed: bool = False
 
     def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
-        """Every `shards`-th request, from number `shard` on; endless, but for a trace. Of sessions, their first turns.
+        """Every `shards`-th request from number `shard` on, without end except for a trace; of sessions, first turns.
 
-        A request follows from its number and the seed, whatever `shards` is. Raises PlanError if some length cannot be
-        met exactly, FileError if a file cannot be used.
+        A request depends on its number and the seed only, not on `shards`. Raises PlanError if a length cannot be met
+        exactly, FileError if a file cannot be used.
         """
         encoder = self._encoder()
         talk = self.lengths.sessions
@@ -92,7 +92,7 @@ class RequestSource:
         return self.lengths.summary(self._encoder())
 
     def texts(self) -> Texts:
-        """The texts of a data set as the server counts them. Raises as `requests` does."""
+        """The texts of a data set, counted as by the server. Raises as `requests` does."""
         return self.lengths.texts(self._encoder())
 
     def _encoder(self) -> Encoder:
@@ -101,12 +101,12 @@ class RequestSource:
     def _from_words(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[PromptRequest]:
         law = self.lengths.law_of_pairs()
         added, fewest = self.seen.added, 1
-        if isinstance(law, Drawn) and law.isl.cv > 0:  # what the plan or a file says is sent or refused
+        if isinstance(law, Drawn) and law.isl.cv > 0:  # exact lengths of the plan or a file are sent or refused
             fewest = _fewest_tokens(encoder) + added
             if added and law.isl.least_mean(fewest) > LIFTED * law.isl.mean:
                 raise PlanError(
-                    f"of prompts of {law.isl.mean:g} tokens on average too many are shorter than the {added} that the "
-                    "server puts around each: choose a longer isl, or isl_cv: 0"
+                    f"too many prompts of {law.isl.mean:g} tokens on average are shorter than the {added} tokens that "
+                    "the server puts around each: choose a longer isl, or isl_cv: 0"
                 )
         elif isinstance(law, LengthsTrace) and not self.replayed:
             law = law.taken(self._order(law.osl))
@@ -121,12 +121,14 @@ class RequestSource:
             isl, osl = pair
             own = max(isl, fewest) - added
             if own < 1:
-                raise PlanError(f"no prompt of {isl} tokens: the server puts {added} around each; choose a longer isl")
+                raise PlanError(
+                    f"no prompt can have {isl} tokens: the server adds {added} to each; choose a longer isl"
+                )
             made = _of_words(own, osl, opening.words(number, encoder.words_in(own)), encoder, rng)
             yield replace(made, isl=own + added) if added else made
 
     def _order(self, osl: Tokens) -> NDArray[np.int64]:
-        """An order of a file's rows, of which `osl` are the answers: drawn by the seed, or such that any few in a row
+        """An order of a file's rows, whose answers have lengths `osl`: drawn by the seed, or such that any few in a row
         have nearly the mean answer."""
         rng = np.random.default_rng(self.seed)
         if not self.evenly:
@@ -139,7 +141,7 @@ class RequestSource:
     def _from_sessions(
         self, numbers: Iterator[int], encoder: Encoder, opening: _Opening, talk: SessionsPlan
     ) -> Iterator[PromptRequest]:
-        """A session whose first turn does not fit into the context is left out."""
+        """Sessions whose first turn fits into the context."""
         sessions = talk.started_at(1.0)
         for number in numbers:
             turns = sessions.drawn(1, [*self.seed, number + 1])
@@ -168,7 +170,7 @@ class RequestSource:
 
 
 def _turn(number: int, said: TokenIds, own: Sequence[TokenIds], turns: Turns) -> PromptRequest:
-    """Turn `number` of a session: all that was `said` before, and its `own` tokens."""
+    """Turn `number` of a session: the tokens `said` before, and its `own` tokens."""
     ids = said + own[number]
 
     def then(answer: TokenIds) -> tuple[float, PromptRequest]:
@@ -180,10 +182,10 @@ def _turn(number: int, said: TokenIds, own: Sequence[TokenIds], turns: Turns) ->
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """How prompts open, as numbers of words: with `prefix`, the same for all, and then with the request's own number.
+    """The start of prompts, as numbers of words: `prefix`, the same for all, followed by the request's own number.
 
-    The number is written in base len(order), lowest digit first: neighbours differ in the first token after the prefix
-    and all differ within the first few.
+    The number is written in base len(order), lowest digit first: neighbours differ in the first token after the prefix,
+    and all prompts differ within the first few.
     """
 
     prefix: tuple[int, ...]
@@ -204,18 +206,18 @@ class _Opening:
                 return found
 
     def words(self, number: int, isl: int) -> list[int]:
-        """In a prompt too short for both, the prefix is cut and the number kept."""
+        """The opening of a prompt of `isl` tokens; if it is too short, the prefix is cut."""
         digits = self.digits(number)
         return [*self.prefix[: max(0, isl - len(digits))], *digits]
 
 
 def _fewest_tokens(encoder: Encoder) -> int:
-    """Tokens of the shortest prompt: one word, and the special tokens around it."""
+    """Tokens of the shortest prompt: one word with the special tokens around it."""
     return len(encoder.encode(encoder.words[0]) or (0,))
 
 
 def _of_words(isl: int, osl: int, opening: list[int], encoder: Encoder, rng: np.random.Generator) -> PromptRequest:
-    """Words are added or dropped until the tokens are exactly `isl`: a tokenizer may add special ones or join words."""
+    """A prompt of exactly `isl` tokens: words are added or dropped until it fits, as tokenizers may join words."""
     length = encoder.words_in(isl)
     numbers = [*opening, *rng.integers(len(encoder.words), size=max(0, length - len(opening))).tolist()]
     for _ in range(ATTEMPTS):

@@ -1,4 +1,4 @@
-"""How a server counts tokens: its tokenizer.json, or words where none is known; and words of one token each."""
+"""How a server counts tokens: by its tokenizer.json, or in words if none is known; and words of one token each."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TokenIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ServerCount:
-    """How a server was seen to count prompts, beyond what a tokenizer tells.
+    """How a server was observed to count prompts, beyond its tokenizer.
 
-    `added`: tokens that it puts around each prompt, such as a chat template. Where no tokenizer is known:
-    `tokens_per_word` of English, or, for a server that takes ids, the `ids` to choose from as (first, one past the
+    `added`: tokens that it puts around each prompt, such as a chat template. If no tokenizer is known:
+    `tokens_per_word` of English or, for a server that accepts ids, the `ids` to choose from as (first, one past the
     last).
     """
 
@@ -39,25 +39,25 @@ AS_TOKENIZED = ServerCount()
 
 
 class Encoder(Hashable, Protocol):
-    """What prompts are made of (`words`) and how the server will count them."""
+    """The `words` of prompts, and how the server counts them."""
 
     words: Sequence[str]
 
     def words_in(self, tokens: int) -> int:
-        """Words of a prompt of so many tokens, as a first guess."""
+        """Words of a prompt of `tokens` tokens, as a first guess."""
 
     def encode(self, text: str) -> TokenIds | None:
-        """Token ids of `text` as a prompt, special ones included; None if tokens are not known."""
+        """Token ids of `text` as a prompt, including special ones; None if tokens are unknown."""
 
     def count(self, text: str) -> int:
-        """Tokens of `text` alone, without special ones; words if tokens are not known."""
+        """Tokens of `text` alone, without special ones; words if tokens are unknown."""
 
     def prompt(self, numbers: Sequence[int]) -> tuple[str, TokenIds | None]:
-        """The text of the words with these `numbers`, and what `encode` says of it."""
+        """The text of the words with these `numbers`, and its `encode`."""
 
 
 class WordCounter:
-    """Stands in where no tokenizer is known: a length is then a number of words.
+    """Used if no tokenizer is known: a length is then a number of words.
 
     >>> WordCounter().encode("no tokens known") is None, WordCounter().count("no tokens known")
     (True, 3)
@@ -105,7 +105,7 @@ class CommonWords(WordCounter):
 
 
 class AnyIds(WordCounter):
-    """Ids in place of words, for a server that takes them: the tokenizer need not be known."""
+    """Ids in place of words, for a server that accepts them: the tokenizer need not be known."""
 
     def __init__(self, first: int, end: int) -> None:
         self._first = first
@@ -144,7 +144,7 @@ class TokenizerFile:
         self._tokenizer = _load(path)
         found = list(self._single_token_words())
         if len(found) < 2:
-            raise PlanError(f"{path}: no words of one token each in this tokenizer; set tokenizer: none in the plan")
+            raise PlanError(f"{path}: this tokenizer has no words of one token each; set tokenizer: none in the plan")
         self.words: Sequence[str] = [word for word, _, _ in found]
         self._word_ids = self._learnt([(first, later) for _, first, later in found])
 
@@ -180,7 +180,7 @@ class TokenizerFile:
                 return
 
     def _learnt(self, ids: Sequence[tuple[int, int]]) -> _WordIds | None:
-        """None where some text of these words has other ids than its words have: then every prompt is encoded."""
+        """None if a text of these words has other ids than its words: then every prompt is encoded."""
         first, later = np.array(ids, np.int64).T
         opening = (int(first[0]),)
         whole = self.encode(self.words[0])
@@ -197,7 +197,7 @@ class TokenizerFile:
 
 @lru_cache(maxsize=4)
 def encoder_of(tokenizer: Path | None, add_special_tokens: bool, seen: ServerCount = AS_TOKENIZED) -> Encoder:
-    """The encoder of a tokenizer.json, read once a process; for None what `seen` allows, or else words are counted.
+    """The encoder of a tokenizer.json, read once per process; for None the best that `seen` allows.
 
     Raises PlanError.
     """

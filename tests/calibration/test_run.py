@@ -179,7 +179,7 @@ def test_a_load_generator_that_cannot_keep_up_is_refused_before_anything_is_meas
     slow = Distortion(3, 1, 0.02, 0.1, 1.0, 2.0, 1.0, 1.0, 0.1)
     monkeypatch.setattr(self_check, "check", lambda *_, **__: slow)
     file = parse_plan(plan(url).text.replace("self_check: false", "self_check: true"))
-    with pytest.raises(ClientLimitedError, match="allowed are 5 ms"):
+    with pytest.raises(ClientLimitedError, match="by more than 5 ms or 1 %"):
         run(file, store)
     assert store.points() == []
 

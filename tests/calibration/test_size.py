@@ -237,7 +237,7 @@ def test_a_server_that_dies_leaves_its_points_and_one_line() -> None:
 
 def test_a_wrong_key_is_one_line_without_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with openai_server(Manners(key=KEY, echoes_key=True)) as server:
-        assert "it wants a key" in refused(size(server.url, model=MODEL))
+        assert "it asks for a key" in refused(size(server.url, model=MODEL))
         assert "--api-key-env names a variable that is not set" in refused(
             size(server.url, model=MODEL, api_key_env="NO_SUCH_KEY")
         )

@@ -292,7 +292,7 @@ def test_nothing_answered_is_an_error(server: FakeServer) -> None:
 def test_a_model_that_counts_no_tokens_is_given_those_asked_for(server: FakeServer) -> None:
     result = run("--dataset mini.json --model_name llama-python --json")
     assert json.loads(result.stdout)["osl_mean"] == pytest.approx((6 + 1 + 3) / 3)  # 5, 1, 3 pieces times 1.3
-    assert "tells no token counts" in result.stderr
+    assert "reports no token counts" in result.stderr
 
 
 def test_against_a_server_of_known_times() -> None:

@@ -107,7 +107,7 @@ def test_the_table_shows_both_models_and_three_ratios(server: FakeServer) -> Non
     result = CliRunner().invoke(compare, ["llama-python", "ensemble", "--dataset", "mini.json"], catch_exceptions=False)
     assert result.stdout.count("| llama-python |") == 1
     assert result.stdout.count("x (95 % interval") == 3
-    assert "llama-python: the model tells no token counts" in result.stderr
+    assert "llama-python: the model reports no token counts" in result.stderr
 
 
 @pytest.mark.parametrize(

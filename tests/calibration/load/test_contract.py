@@ -215,7 +215,7 @@ def test_an_old_vllm_backend_has_its_length_forced_and_its_responses_counted() -
     contract = Contract("vllm_model", inputs, ("text_output",), batched=False)
     assert set(sent(contract)) == set(inputs)
     assert contract.forces_osl and not contract.exact
-    assert contract.notes == ("OSL is responses: the model tells no token counts",)
+    assert contract.notes == ("OSL is responses: the model reports no token counts",)
 
 
 def test_the_llm_api_of_tensorrt_llm_is_told_a_length_and_to_leave_the_prompt_out() -> None:

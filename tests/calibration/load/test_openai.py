@@ -280,7 +280,7 @@ def test_a_key_comes_from_the_environment_and_is_never_shown(echoes: bool, monke
         with pytest.raises(ServerError, match="HTTP 401, the key was not accepted") as refused:
             met(server, api_key_env="KEY")
         log = answers(server, found, api_key_env="KEY")
-        with pytest.raises(ServerError, match=r"HTTP 401, it wants a key: name its variable as server\.api_key_env"):
+        with pytest.raises(ServerError, match=r"HTTP 401, it asks for a key: name its variable as server\.api_key_env"):
             met(server)
         monkeypatch.delenv("KEY")
         with pytest.raises(PlanError, match="not set in the environment"):
@@ -345,7 +345,7 @@ def test_https_with_an_authority_of_ones_own(tmp_path: Path) -> None:
         (Manners(dribbles=True), "no complete answer within 0.5 s"),
         (Manners(raw=b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"), "try endpoint: chat"),
         (Manners(refuses=("max_tokens",)), "refuses every kind of request"),
-        (Manners(pages={"/v1/models": {"data": [{"id": "other"}]}}), "does not list a model 'toy' but other"),
+        (Manners(pages={"/v1/models": {"data": [{"id": "other"}]}}), "does not list a model 'toy', only other"),
         (Manners(pages={"/v1/models": [1, 2]}), "no list of models"),
         (Manners(pages={"/v1/models": b"[" * 100_000}), "no list of models"),
     ],

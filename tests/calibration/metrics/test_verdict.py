@@ -136,7 +136,7 @@ def test_sends_that_fall_ever_further_behind_are_client_limited_even_if_ttft_is_
     behind = replace(log, sent_s=log.sent_s + late_s, chunk_at_s=log.chunk_at_s + 500.0, end_s=log.end_s + 500.0)
     told = reasons(replace(load, log=behind, stop_s=load.stop_s), level(4, "poisson_rate"))
     assert "client_limited" in told
-    assert "requests/s sent of" in told
+    assert "requests/s due were sent" in told
 
 
 def test_requests_that_were_due_and_never_sent_are_the_clients_fault() -> None:
@@ -145,7 +145,7 @@ def test_requests_that_were_due_and_never_sent_are_the_clients_fault() -> None:
     reached_s = load.stop_s - 0.1 * load.duration_s
     cut = replace(load, log=load.log.where(load.log.intended_s < reached_s))
     assert verdict(cut, level(4, "poisson_rate")) == "client_limited"
-    assert "requests/s sent of" in reasons(cut, level(4, "poisson_rate"))
+    assert "requests/s due were sent" in reasons(cut, level(4, "poisson_rate"))
     assert fell_behind(cut, sample(cut))
 
 

@@ -1,6 +1,6 @@
-"""An adaptive sweep: of a grid of levels the few that make the GPU count of one scenario sure.
+"""An adaptive sweep: of a grid of levels, the few that one scenario's GPU count needs.
 
-Importing this costs scipy and numba (a second or two): only an adaptive run does it.
+Importing this loads scipy and numba (a second or two), so only adaptive runs do it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STOPPED = {
 
 
 class Best(NamedTuple):
-    """A level not measured, the seconds it would take, and the share it would take off the band of the count."""
+    """A level not measured yet, its expected seconds, and the fraction by which it would narrow the count's band."""
 
     level: Level
     seconds: float
@@ -49,7 +49,7 @@ class Best(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What a sweep took, in levels and seconds of the server, and what the whole grid would have taken."""
+    """The cost of a sweep in levels and seconds of server time, and that of the whole grid."""
 
     points: int
     grid_points: int
@@ -66,12 +66,12 @@ class Summary(NamedTuple):
 
 
 class Adaptive:
-    """Chooses the next level of a sweep from the points so far, until the count is sure or `budget_s` is spent.
+    """Chooses the next level of a sweep from the points so far, until the count is certain or `budget_s` is used up.
 
-    Of `levels` the closed-loop ones are options. `guess_s` gives the seconds a level will take, while there is no law
-    to tell. `warm_up` rounds come before what is measured, at most `limit_s` seconds. `band` as in `AdaptivePlan`.
-    Nothing is remembered from call to call but what to show: the points alone decide, so that a run killed at any
-    moment goes on as it would have.
+    Of `levels`, the closed-loop ones are options. `guess_s` estimates the seconds of a level while there is no law yet.
+    A level has `warm_up` rounds first, and is measured for at most `limit_s` seconds. `band` as in `AdaptivePlan`. Only
+    what is displayed is kept between calls: the choice depends on the points alone, so that a killed run continues as
+    it would have.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Adaptive:
         self._spent_s = 0.0
 
     def next(self, points: Sequence[Point]) -> Level | None:
-        """The level to measure after `points`, those of all levels measured so far; None when there is no more to do.
+        """The level to measure after `points`, those of all levels measured so far; None if the sweep is over.
 
-        Takes a few seconds. Raises PlanError when the points cannot answer the question at all.
+        Takes a few seconds. Raises PlanError if the points cannot answer the question at all.
         """
         self._spent_s = spent_s(points, list(self._levels))
         try:
@@ -116,7 +116,7 @@ class Adaptive:
         return self._levels[self._decision.option] if isinstance(self._decision, LevelChoice) else None
 
     def best_left(self, points: Sequence[Point]) -> Best | None:
-        """The level not measured that would narrow the band most, whatever its time; None without a law or a level."""
+        """The unmeasured level that would narrow the band most, whatever its time; None without a law or a level."""
         options = list(self._levels)
         left = [option for option in options if not shunned(option, points)]
         belief = believe(usable(tuple(points)), self.question)
@@ -127,7 +127,7 @@ class Adaptive:
         return Best(self._levels[left[place]], float(ahead.seconds[place]), narrows)
 
     def planned_per_s(self, points: Sequence[Point]) -> float | None:
-        """Requests/s that each replica of the planned fleet is to carry; None while there is no fleet."""
+        """Planned requests/s of each replica of the fleet; None while there is no fleet."""
         try:
             return planned(points, self.question).answer.load_per_s
         except SizingError:
@@ -135,7 +135,7 @@ class Adaptive:
 
     @property
     def why(self) -> str:
-        """A line on the last decision: the level, what it is to bring, and the GPU count as it stands."""
+        """A line on the last decision: the level, its purpose, and the GPU count so far."""
         decision = self._decision
         if decision is None:
             return self.before
@@ -148,28 +148,28 @@ class Adaptive:
 
     @property
     def before(self) -> str:
-        """A line for the start: the budget against the whole grid."""
+        """A line for the start: the budget, and the time of the whole grid."""
         grid_s = sum(map(self._guess_s, self._levels.values()))
         return (
-            f"at most {_minutes(self._budget_s)} for the levels that matter; all {len(self._levels)} would "
+            f"at most {_minutes(self._budget_s)} for the levels that the answer needs; all {len(self._levels)} would "
             f"take {_minutes(grid_s)}"
         )
 
     @property
     def expected_s(self) -> float:
-        """Seconds that the level chosen last is thought to take; 0 when the sweep is over."""
+        """Estimated seconds of the level chosen last; 0 when the sweep is over."""
         return self._decision.seconds if isinstance(self._decision, LevelChoice) else 0.0
 
     @property
     def remaining_s(self) -> float:
-        """Seconds that the sweep is thought to go on, the next level included; never more than the budget left."""
+        """Estimated seconds until the end of the sweep, including the next level; at most the remaining budget."""
         if isinstance(self._decision, Stop):
             return 0.0
         left_s = self._budget_s - self._spent_s
         return left_s if self._decision is None else min(left_s, self._decision.remaining_s)
 
     def summary(self, points: Sequence[Point]) -> Summary:
-        """What was measured against the whole grid, and the count it led to."""
+        """What was measured, compared with the whole grid, and the resulting count."""
         options = list(self._levels)
         belief = self._decision.belief if self._decision else None
         done = [option for option in options if any(option.measured_by(point) for point in points)]
@@ -179,7 +179,7 @@ class Adaptive:
         return Summary(len(done), len(options), spent_s(points, options), grid_s, stopped, answer)
 
     def _grid_s(self, belief: Belief | None, points: Sequence[Point]) -> float:
-        """Seconds of the whole grid: what was spent, and for the levels not measured what the law expects of them."""
+        """Seconds of the whole grid: those spent, and those that the law predicts for unmeasured levels."""
         options = list(self._levels)
         left = [place for place, option in enumerate(options) if not any(map(option.measured_by, points))]
         if belief is None:
@@ -197,11 +197,11 @@ def _purpose(choice: LevelChoice, belief: Belief | None) -> str:
     if choice.aim == "gain":
         return f"narrows the band by about {choice.narrows:.0%}"
     if choice.aim == "reach" and belief is not None and belief.beyond is not None:
-        return f"a planned replica would hold {belief.beyond:.0f} requests at once, more than any measured level"
+        return f"a planned replica would have {belief.beyond:.0f} requests in flight, more than any measured level"
     if choice.aim == "contrast":
-        return "all prompts measured so far are equally long, and other lengths tell what a prompt costs"
+        return "all prompts measured so far are equally long, and only other lengths show what a prompt costs"
     if belief is not None:
-        return "one level only scales an estimate, and a second tells how times change with the load"
+        return "one level only scales an estimate, and a second shows how times change with the load"
     return "two levels are needed for a first law"
 
 

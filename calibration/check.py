@@ -1,4 +1,4 @@
-"""``python -m calibration check``: whether an old calibration still holds, by two of its levels measured again."""
+"""``python -m calibration check``: does an old calibration still hold? Two of its levels are measured again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIGURES = ("requests_per_s", "ttft_mean_s", "itl_mean_s")
 """Columns of a point that are compared, in the order of `granted`."""
 NAMES = {"requests_per_s": "requests/s", "ttft_mean_s": "mean TTFT", "itl_mean_s": "mean ITL"}
 LOOSER = {"ttft_mean_s": 2.0}
-"""Of the tolerance, where a figure scatters more than the others from run to run."""
+"""Factor of the tolerance for figures that vary more from run to run."""
 UNLIMITED = 10**9
 Verdict = Literal["holds", "changed", "unsure"]
 
@@ -80,16 +80,16 @@ def check_command(name: str, url: str | None, tolerance: float, minutes: float |
         with bar:
             now_id = sweep.run(file, store, bar, label=f"check of run {run.id}: {run.label}", reviewed=True)
     except KeyboardInterrupt:
-        click.echo("interrupted: nothing can be told; run the same command again", err=True)
+        click.echo("interrupted: undecided; run the same command again", err=True)
         sys.exit(INTERRUPTED)
     except CalibrationError as error:
         if bar.run_id is None:
             raise
-        why = store.run(bar.run_id).error  # without the word on how to continue a run, which this is not
-        raise type(error)(f"{why}; nothing can be told: run the same command again") from None
+        why = store.run(bar.run_id).error  # without the hint to resume, which makes no sense for a check
+        raise type(error)(f"{why}; undecided: run the same command again") from None
     finally:
         if bar.run_id is not None and store.run(bar.run_id).points:
-            discard(store, bar.run_id)  # a measurement of a check is for nothing else, unless somebody accepts it
+            discard(store, bar.run_id)  # a check's points are used nowhere else, unless somebody accepts them
     found = Check(run, store.run(now_id), tuple(compared(before, store.measurements(now_id), tolerance)), tolerance)
     click.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
     if found.verdict == "unsure":
@@ -101,7 +101,7 @@ def check_command(name: str, url: str | None, tolerance: float, minutes: float |
 
 
 def found_run(store: Store, name: str) -> Run:
-    """The run of this number, or the newest of a deployment whose points answers use, with a plan and a level to
+    """The run of this number, or a deployment's newest run whose points are used in answers, with a plan and a level to
     compare.
 
     Raises StoreError.
@@ -111,9 +111,7 @@ def found_run(store: Store, name: str) -> Run:
         if run.state in LIVE:
             raise StoreError(f"run {run.id} is {run.state}: wait until it ends, then check it")
         if not run.plan:
-            raise StoreError(
-                f"run {run.id} was imported and has no plan to measure by: name a run that was measured here"
-            )
+            raise StoreError(f"run {run.id} was imported and has no plan: name a run that was measured here")
         return run
     for run in store.runs():
         if run.plan and run.state not in LIVE and not (run.pending or run.discarded):
@@ -121,7 +119,7 @@ def found_run(store: Store, name: str) -> Run:
             names = {run.label, *(each for one in deployments for each in (one.model, one.label))}
             if deployments and name.casefold() in (each.casefold() for each in names):
                 return run
-    raise StoreError(f"no measured run of {name!r} whose points answers use: see python -m calibration list")
+    raise StoreError(f"no measured run of {name!r} whose points are used in answers: see python -m calibration list")
 
 
 def comparable(point: Point) -> bool:
@@ -130,13 +128,15 @@ def comparable(point: Point) -> bool:
 
 
 def levels_of(store: Store, run: Run) -> list[Measurement]:
-    """The lowest and the highest closed loop of the run at the lengths that most of its levels have, void ones apart.
+    """The lowest and the highest closed loop of the run that are not void, at the lengths of most of its levels.
 
     Raises Undecided if there is none.
     """
     closed = [item for item in store.measurements(run.id) if comparable(item.point)]
     if not closed:
-        raise Undecided(f"run {run.id} has no usable closed loop to compare with: see calibration show {run.id}")
+        raise Undecided(
+            f"run {run.id} has no usable closed loop to compare with: see python -m calibration show {run.id}"
+        )
     lengths = [item.point.lengths for item in closed]
     most = max(lengths, key=lengths.count)
     alike = sorted((item for item in closed if item.point.lengths == most), key=lambda item: item.point.load_value)
@@ -144,16 +144,16 @@ def levels_of(store: Store, run: Run) -> list[Measurement]:
 
 
 def again(run: Run, before: Sequence[Measurement], url: str | None, minutes: float | None) -> PlanFile:
-    """The plan of `run`, of these levels alone, which take all of the `minutes` where these are given.
+    """The plan of `run` for the levels in `before` alone, which take all of the `minutes` if given.
 
-    Raises PlanError, and Undecided where it does not tell the lengths.
+    Raises PlanError, and Undecided if the plan lacks the lengths.
     """
     folder = Path(run.folder)
     plan = parse_plan(run.plan, f"plan of run {run.id}", folder).plan
     wanted = level_key(before[0].point)[:4]
     entries = [level.entry for level in plan.levels() if level.key[:4] == wanted] or [0] * (len(plan.lengths) == 1)
     if not entries:
-        raise Undecided(f"run {run.id}: the lengths of its points are not among those of its plan")
+        raise Undecided(f"run {run.id}: the lengths of its points are not in its plan: calibrate again")
     content: dict[str, Any] = dict(parse_yaml(run.plan, f"plan of run {run.id}"))
     for name in ("adaptive", "rates", "schedule", "replay", "arrivals"):
         content.pop(name, None)
@@ -179,9 +179,9 @@ def _users(count: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure of one level, then and now: `change` as a share, `low` to `high` its 95 % interval, `p_value` the
-    probability of so large a change where nothing changed. `tellable`: False where the run then is too short by itself
-    for this figure, however long the one now is."""
+    """One figure of one level, then and now: `change` as a fraction, `low` to `high` its 95 % interval, `p_value` the
+    probability of such a change if nothing changed. `tellable`: False if the old run alone is too short for this
+    figure, however long the new one is."""
 
     concurrency: float
     figure: str
@@ -216,7 +216,7 @@ def compared(before: Sequence[Measurement], now: Sequence[Measurement], toleranc
             why = (
                 "it was not measured" if new is None else f"its point is void ({new.point.verdict}: {new.point.notes})"
             )
-            raise Undecided(f"whether the calibration holds cannot be told: {users}: {why}")
+            raise Undecided(f"whether the calibration holds is undecided: {users}: {why}")
         for place, figure in enumerate(FIGURES):
             then_value, now_value = getattr(old.point, figure), getattr(new.point, figure)
             if then_value and now_value:
@@ -229,15 +229,15 @@ def compared(before: Sequence[Measurement], now: Sequence[Measurement], toleranc
 def change(users: float, figure: str, values: tuple[float, float], error: float, tolerance: float) -> Change:
     """`error`: standard error of the log of the ratio of the two `values`, then and now.
 
-    A figure has *changed* where it moved by more than the tolerance and the interval leaves no change out. It *holds*
-    where it moved by less and the interval is no wider than the tolerance to either side, so that a change of twice as
-    much would have been seen. Anything else is *unsure*.
+    A figure has *changed* if it moved by more than the tolerance and the interval excludes no change. It *holds* if it
+    moved by less and the interval extends no further than the tolerance to either side, so that twice that change would
+    have been seen. Anything else is *unsure*.
     """
     ratio = values[1] / values[0]
     log, reach = math.log(ratio), NORMAL_95 * error
     moved = abs(ratio - 1) > tolerance
     verdict: Verdict = "unsure"
-    if moved and abs(log) > reach:  # both at 95 %; that six figures are looked at is what the tolerance is for
+    if moved and abs(log) > reach:  # both at 95 %; the tolerance allows for looking at six figures
         verdict = "changed"
     elif not moved and math.expm1(reach) <= tolerance:
         verdict = "holds"
@@ -247,10 +247,10 @@ def change(users: float, figure: str, values: tuple[float, float], error: float,
 
 
 def error_of(found: Measurement, place: int) -> float:
-    """Relative standard error of a figure, from run to run: the instrument's, and the scatter within the level.
+    """Relative standard error of a figure from run to run: that of the instrument, and the scatter within the level.
 
-    The scatter is that of the batch means kept with the point; where the level was too short for these, the luck of the
-    lengths drawn, as the fit grants it.
+    The scatter is that of the batch means stored with the point or, if the level was too short for them, that of the
+    lengths drawn, as in the fit.
     """
     width = found.facts.get(f"{FIGURES[place].removesuffix('_s') if place else FIGURES[0]}_half_width")
     if width is None:
@@ -260,7 +260,7 @@ def error_of(found: Measurement, place: int) -> float:
 
 
 def batching_of(point: Point) -> Batching:
-    """The batch limit that the point tells, else the usual one."""
+    """The point's batch limit, else the usual one."""
     return Batching() if point.max_batch_size is None else Batching(max_batch_size=point.max_batch_size)
 
 
@@ -275,13 +275,13 @@ class Check:
 
     @property
     def verdict(self) -> Verdict:
-        """Of all figures: one that changed is enough, and so is one that nobody can be sure of."""
+        """The verdict over all figures: changed if one changed, else unsure if one is unsure."""
         verdicts = {each.verdict for each in self.changes}
         return "changed" if "changed" in verdicts else "unsure" if "unsure" in verdicts or not verdicts else "holds"
 
     @property
     def sentence(self) -> str:
-        """The verdict with what it rests on."""
+        """The verdict with its figures."""
         allowed = f"{percent(self.tolerance)} (TTFT {percent(2 * self.tolerance)})"
         said = [
             f"{NAMES[each.figure]} at {_users(each.concurrency)} {each.moved}"
@@ -293,7 +293,7 @@ class Check:
         if self.verdict == "unsure":
             told = all(each.tellable for each in self.changes if each.verdict == "unsure")
             remedy = "give more --minutes" if told else f"run {self.before.id} was too short: calibrate anew"
-            return f"whether run {self.before.id} holds cannot be told, {remedy}: {'; '.join(said)}"
+            return f"whether run {self.before.id} holds is undecided, {remedy}: {'; '.join(said)}"
         return f"run {self.before.id} holds: no figure moved by more than {allowed}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -309,6 +309,6 @@ class Check:
         }
 
     def __str__(self) -> str:
-        kept = f"kept as run {self.now.id}, of which no answer uses a point"
-        said = f"{self.sentence}; {kept}" if self.verdict != "unsure" else kept  # then the error says it
+        kept = f"stored as run {self.now.id}, whose points are used in no answer"
+        said = f"{self.sentence}; {kept}" if self.verdict != "unsure" else kept  # in that case the error says it
         return "\n".join([*map(str, self.changes), f"{said[:1].upper()}{said[1:]}."])

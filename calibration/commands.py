@@ -38,7 +38,7 @@ _HEAD = (
 
 
 def table(points: Sequence[Point]) -> str:
-    """The points as text, one line each, times in milliseconds; what speaks against a point follows below."""
+    """The points as text, one line each, times in milliseconds, followed by remarks on single points."""
     lines = [_HEAD, *(_row(point) for point in points)]
     for point in points:
         remarks = [*doubts(point), *([point.notes] if point.notes else [])]
@@ -76,7 +76,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def details(found: Measurement) -> str:
-    """What stands behind a point, a line each: how well its means are known, the client's health, the server's view."""
+    """The figures behind a point, a line each: precision of its means, the client's health, the server's view."""
     point = found.point
     lines = [f"ISL {point.isl:g}, OSL {point.osl:g}, {load_text(point)}: {point.verdict or 'not judged'}"]
     for name, text in (
@@ -101,7 +101,7 @@ def _precision(facts: Mapping[str, float]) -> str:
 
 
 def _from_sending(facts: Mapping[str, float]) -> str:
-    """The latencies of an open loop as the server had them, without the client's lateness."""
+    """The latencies of an open loop from the sending, without the client's lateness."""
     shown = []
     for metric in ("ttft", "e2e"):
         if f"{metric}_sent_mean_s" in facts:
@@ -112,7 +112,7 @@ def _from_sending(facts: Mapping[str, float]) -> str:
 
 
 def _of_sessions(facts: Mapping[str, float]) -> str:
-    """TTFT of first turns and of all later ones, of which a prefix cache may hold the most."""
+    """TTFT of first turns and of all later ones, most of which a prefix cache may have."""
     turns = {"first": "first turns", "later": "later turns"}
     shown = [
         f"{text} mean {_ms(facts[f'{name}_ttft_mean_s'])} ms, p50 {_ms(facts[f'{name}_ttft_p50_s'])} ms"
@@ -137,7 +137,7 @@ def _client(facts: Mapping[str, float]) -> str:
 
 
 def _server(found: Measurement) -> str:
-    """Where a mean request's time went, by the server's metrics, beside the client's view."""
+    """Where a mean request's time went, by the server's metrics and the client's."""
     if found.point.verdict == "overloaded":
         return ""  # without a steady state the parts do not add up
     parts = split(found.point, found.server)
@@ -159,8 +159,8 @@ SHOWN = (
     ("engine_requests_running_mean", "{:.3g} in the engine"),
     ("engine_requests_waiting_mean", "{:.3g} waiting for the engine"),
     ("kv_cache_used_share_mean", "KV cache {:.0%} full"),
-    ("kv_cache_tokens", "which holds {:,.0f} tokens"),
-    ("prefix_tokens_found_share", "{:.1%} of prompt tokens found there"),
+    ("kv_cache_tokens", "of {:,.0f} tokens"),
+    ("prefix_tokens_found_share", "{:.1%} of prompt tokens found in it"),
     ("preemptions", "{:.0f} preemptions"),
     ("gpu_power_mean_w", "GPU {:.0f} W"),
     ("gpu_utilization_mean", "GPU busy {:.0%}"),
@@ -257,9 +257,9 @@ def _sweep(start: Callable[[Store, Bar], int], as_json: bool) -> None:
 
 
 def heed_signals() -> None:
-    """SIGINT and SIGTERM are a KeyboardInterrupt from here on.
+    """From now on, raise KeyboardInterrupt on SIGINT and SIGTERM.
 
-    A run started in the background has SIGINT ignored; it too can be interrupted and resumed.
+    A shell starts background jobs with SIGINT ignored; they too can then be interrupted and resumed.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -268,7 +268,7 @@ def heed_signals() -> None:
 
 @contextmanager
 def _interruptible(bar: Bar) -> Iterator[None]:
-    """Ctrl-C, or SIGTERM, leaves one line that says how to go on."""
+    """On Ctrl-C or SIGTERM, print one line that says how to continue."""
     heed_signals()
     try:
         yield
@@ -351,10 +351,10 @@ def _decide(run_id: int, decide: Callable[[Store, int], int], word: str, as_json
 
 
 def _ended(store: Store, run_id: int) -> Run:
-    """The run, which has points and is not going on. Raises StoreError."""
+    """The run, which must have ended and have points. Raises StoreError."""
     run = store.run(run_id)
     if run.state in LIVE:
-        raise StoreError(f"run {run_id} is {run.state}: wait until it ends or stop it, then decide on its points")
+        raise StoreError(f"run {run_id} is {run.state}: wait until it ends or stop it, then try again")
     if not run.points:
         raise StoreError(f"run {run_id} has no points to accept or discard: see python -m calibration show {run_id}")
     return run

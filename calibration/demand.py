@@ -1,4 +1,4 @@
-"""``python -m sizing demand prometheus``: a model of the demand that servers told Prometheus."""
+"""``python -m sizing demand prometheus``: a model of demand from servers' metrics in Prometheus."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ HOUR_S = 3600.0
 LATENCIES = ("ttft", "itl", "gap", "e2e")
 PERCENTILES = (50, 95, 99)
 BURSTY = 1.5
-"""Index of dispersion of counts from which arrivals are said to be no Poisson process."""
+"""Index of dispersion of counts from which arrivals count as burstier than a Poisson process."""
 FEWEST_STEPS = 20
 LEAST_WIDTH = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What was read: the model, requests/s by step (times in seconds since 1970), histograms, and what to know."""
+    """The data: the model, requests/s by step (times in seconds since 1970), histograms, and notes."""
 
     source: Source
     model: DemandModel
@@ -139,7 +139,7 @@ def demand_of(
     arrivals: ArrivalProcess | None = None,
     laws: Mapping[str, TokenLaw | None] | None = None,
 ) -> Demand:
-    """The demand between two times. Raises PrometheusError for too few requests, or lengths that nobody tells."""
+    """The demand between two times. Raises PrometheusError for too few requests, or unknown lengths."""
     counts = source.counts(start_s, end_s, step_s)
     requests = sum(count for _, count in counts)
     if requests < FEWEST:
@@ -158,12 +158,12 @@ def demand_of(
     model = DemandModel(rates, arrivals or Poisson(), isl, osl)
     missing = 1 - len(counts) * step_s / span_s
     if missing > 1.5 * step_s / span_s:
-        notes.append(f"{100 * missing:.0f} % of the time has no samples and counts as if it were like the rest")
+        notes.append(f"{100 * missing:.0f} % of the time has no samples, and is assumed to be like the rest")
     scatter = dispersion(counts)
     if isinstance(model.arrivals, Poisson) and scatter > BURSTY:
         notes.append(
-            f"Requests of {step_s:g} s vary {significant(scatter, 2)} times as much as at random (Poisson): a trace "
-            "drawn from the model is smoother than the traffic; --arrivals tells bursts"
+            f"Counts per {step_s:g} s vary {significant(scatter, 2)} times as much as at random (Poisson): a trace "
+            "drawn from the model is smoother than the traffic; --arrivals describes bursts"
         )
     latencies = {what: found for what in LATENCIES if (found := source.histogram(what, span_s, end_s))}
     by_second = tuple((at_s, count / step_s) for at_s, count in counts)
@@ -174,12 +174,12 @@ def _no_lengths(source: Source, side: str, span_s: float, end_s: float) -> Token
     mean = source.mean_tokens(side, span_s, end_s)
     known = "" if mean is None else f" (their mean is {mean:.0f})"
     raise PrometheusError(
-        f"{source.server.url}: {source.exposition.title} tells no histogram of {side.upper()}{known}: give --{side}-law"
+        f"{source.server.url}: {source.exposition.title} has no histogram of {side.upper()}{known}: give --{side}-law"
     )
 
 
 def profile(counts: Sequence[tuple[float, float]], step_s: float) -> tuple[tuple[float, ...], list[str]]:
-    """Mean requests/s of each hour of the week or day, UTC, as far as each was seen; and what to know.
+    """Mean requests/s of each hour of the week or day, UTC, if all of them have samples; and notes.
 
     `counts` are requests by the end of each step, in seconds since 1970.
     """
@@ -197,7 +197,7 @@ def profile(counts: Sequence[tuple[float, float]], step_s: float) -> tuple[tuple
 
 
 def dispersion(counts: Sequence[tuple[float, float]]) -> float:
-    """Variance of counts over their mean, hour by hour: 1 for a Poisson process whose rate changes by the hour, and for
+    """Variance of counts over their mean, within hours: 1 for a Poisson process whose rate changes by the hour, and for
     fewer than FEWEST_STEPS counts."""
     hour = np.array([at_s // HOUR_S for at_s, _ in counts])
     many = np.array([count for _, count in counts])
@@ -208,11 +208,11 @@ def dispersion(counts: Sequence[tuple[float, float]]) -> float:
 
 
 def law_in(histogram: Histogram) -> TokenLaw:
-    """The law of lengths in a histogram: in each bucket every length as likely as any other, but so that the mean is
-    the recorded one, as far as buckets leave that open.
+    """The law of lengths in a histogram: uniform in each bucket, adjusted to the recorded mean as far as the buckets
+    allow.
 
-    Each bucket is split in the middle, and the same share of each is moved from one half to the other. What is beyond
-    the last edge lies as far beyond it as the recorded sum asks, or within as much again as that edge.
+    Each bucket is split in the middle, and the same fraction of each is moved from one half to the other. Lengths
+    beyond the last edge reach as far as the recorded sum requires, or up to twice that edge.
     """
     cells: list[tuple[int, int, float]] = []
     below = 0
@@ -229,7 +229,7 @@ def law_in(histogram: Histogram) -> TokenLaw:
 
 
 def _apart(cells: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
-    """Cells with those joined that share a length: edges below 1 token, or between two whole numbers."""
+    """Cells, joined if they share a length: edges may be below 1 token, or between two whole numbers."""
     found: list[tuple[int, int, float]] = []
     for low, high, many in cells:
         if found and low <= found[-1][1]:
@@ -243,7 +243,7 @@ def _tilted(cells: Sequence[tuple[int, int, float]], mean: float | None) -> list
     wide = [cell for cell in cells if cell[0] < cell[1]]
     count = sum(many for *_, many in cells)
     now = sum(many * (low + high) / 2 for low, high, many in cells) / count
-    # moving a share of a cell of w lengths from its lower half to its upper one moves its mean by w / 2
+    # moving a fraction of a cell of w lengths from its lower half to its upper one moves its mean by w / 2 times it
     most = sum(many * (high - low + 1) / 2 for low, high, many in wide) / count
     if mean is None or most < LEAST_WIDTH or 2 * len(cells) > MOST_CELLS:
         return list(cells)
@@ -258,12 +258,12 @@ def _tilted(cells: Sequence[tuple[int, int, float]], mean: float | None) -> list
 
 
 def law_of(side: str, text: str | None) -> TokenLaw | None:
-    """The law that an option gives; None where it does not. Raises ScenarioError."""
+    """The law in an option; None without one. Raises ScenarioError."""
     if text is None:
         return None
     law = TokenLaw.parse(text)
     if law is None:
-        raise ScenarioError(f"--{side}-law {quoted(text)}: a lognormal law has no mean here; write uniform:100-300")
+        raise ScenarioError(f"--{side}-law {quoted(text)}: a lognormal law would need a mean; write uniform:100-300")
     return law
 
 
@@ -280,12 +280,12 @@ def arrivals_of(text: str) -> ArrivalProcess:
     except ValidationError as error:
         fault = str(first_fault(error, "it"))
     except ValueError:
-        fault = "parameters are numbers"
+        fault = "parameters must be numbers"
     raise ScenarioError(f"--arrivals {quoted(text)}: {fault}; write poisson, gamma:cv=2 or mmpp:low_factor=0.5,...")
 
 
 def described(found: Demand) -> list[str]:
-    """What was read, a line each."""
+    """The demand, a line for each part."""
     model, source = found.model, found.source
     rates, lengths = model.rates_per_s, model.lengths
     unit = "day" if len(rates) == DAY_H else "week"
@@ -298,7 +298,7 @@ def described(found: Demand) -> list[str]:
         else "Profile: flat",
         f"Arrivals around it: {arrivals_line(model)}",
         f"ISL {significant(lengths.isl)} tokens (cv {lengths.isl_cv:.2f}), OSL {significant(lengths.osl)} "
-        f"(cv {lengths.osl_cv:.2f}), independent: histograms do not tell how they go together",
+        f"(cv {lengths.osl_cv:.2f}), independent: histograms do not show how they correlate",
         *(
             f"{what.upper()} p50 {milliseconds(seen.quantile(0.5))}, p95 {milliseconds(seen.quantile(0.95))}, "
             f"within its buckets"
@@ -309,7 +309,7 @@ def described(found: Demand) -> list[str]:
 
 
 def demand_json(found: Demand) -> dict[str, Any]:
-    """All that was read, for programs."""
+    """The demand, for programs."""
     return {
         "model": as_dict(found.model),
         "metrics": found.source.exposition.title,
@@ -327,5 +327,5 @@ def demand_json(found: Demand) -> dict[str, Any]:
 
 
 def histogram_json(found: Histogram) -> dict[str, Any]:
-    """Upper ends (null: none), counts and the mean; in tokens or seconds."""
+    """Upper edges (null: infinite), counts and the mean, in tokens or seconds."""
     return {"edges": list(found.edges), "counts": list(found.counts), "mean": found.mean}

@@ -1,7 +1,7 @@
-"""What servers told Prometheus: requests, lengths and latencies of one model over a time, by its HTTP API.
+"""Servers' metrics in Prometheus: requests, lengths and latencies of one model over a time, by its HTTP API.
 
-Asked are ``query`` and ``query_range`` (https://prometheus.io/docs/prometheus/latest/querying/api/), which Thanos,
-Mimir and VictoriaMetrics answer alike. Nothing that a server says is executed, and every value in a query is quoted.
+It uses ``query`` and ``query_range`` (https://prometheus.io/docs/prometheus/latest/querying/api/), which Thanos, Mimir
+and VictoriaMetrics have too. No answer is executed, and every value in a query is quoted.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from sizing.errors import ScenarioError, SizingError, quoted
 
 ANSWER_WITHIN_S = 30.0
 MOST_SAMPLES = 10_000
-"""Of one query: Prometheus refuses more than 11,000."""
+"""Most samples of one query: Prometheus refuses more than 11,000."""
 LISTED = 5
 Labels = Mapping[str, str]
 
 
 class PrometheusError(SizingError):
-    """A Prometheus server cannot be reached or understood, or has not what was asked for."""
+    """A Prometheus server cannot be reached or understood, or lacks the metrics asked for."""
 
 
-# --- What each kind of server calls its metrics
+# --- The names of each kind of server's metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A histogram, by its name without ``_bucket``, with labels that pick it; `unit`: what 1 of it is in seconds."""
+    """A histogram: its name without ``_bucket``, the labels that select it, and its `unit` in seconds."""
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
@@ -50,11 +50,11 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """The metrics of one kind of server. Of several families the first counts that has samples.
+    """The metrics of one kind of server. Of several families, the first with samples counts.
 
-    `requests`: counter of requests answered; `model_label`: the label with the model. `itl` is the mean gap of each
-    request, `gap` of each token. `tokens`: counters of prompt and output tokens, of a server without histograms of
-    them.
+    `requests`: counter of answered requests; `model_label`: the label with the model. `itl` is the mean gap of each
+    request, `gap` that of each token. `tokens`: counters of prompt and output tokens, if the server has no histograms
+    of them.
     """
 
     title: str
@@ -69,14 +69,14 @@ class Exposition:
     tokens: tuple[str, ...] = ()
 
     def families(self, what: str) -> tuple[Family, ...]:
-        """Those of isl, osl, ttft, itl, gap or e2e."""
+        """The families of `what`: isl, osl, ttft, itl, gap or e2e."""
         found: tuple[Family, ...] = getattr(self, what)
         return found
 
     @property
     def spellings(self) -> tuple[Exposition, ...]:
-        """This one, and where names have colons the same with underscores: so Python's client library writes them for
-        a Prometheus before 3, which asks for OpenMetrics."""
+        """This exposition and, if its names have colons, the same with underscores: Python's client library writes them
+        for a Prometheus before version 3, which asks for OpenMetrics."""
         if ":" not in self.requests:
             return (self,)
         names: dict[str, Any] = {
@@ -140,7 +140,7 @@ EXPOSITIONS: Final = {
         ttft=(Family("nv_inference_first_response_histogram_ms", unit=1e-3),),
     ),
 }
-"""Kinds of servers, the one that tells most first: where vLLM stands behind Triton or a gateway, vLLM is asked."""
+"""Kinds of servers, those with the most metrics first: if vLLM runs behind Triton or a gateway, vLLM's are used."""
 
 
 # --- The HTTP API
@@ -148,9 +148,9 @@ EXPOSITIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A server at `url`, http(s)://host:port with or without a path, asked with `headers`.
+    """A server at `url`, http(s)://host:port with or without a path, queried with `headers`.
 
-    Raises PrometheusError for a URL that is none.
+    Raises PrometheusError for an invalid URL.
     """
 
     url: str
@@ -167,10 +167,10 @@ class Prometheus:
         if "@" in self.url.partition("://")[2].partition("/")[0] or (not known and "@" in self.url):
             raise PrometheusError("a user or password in the URL would be seen by others: give --api-key-env")
         if not known:
-            raise PrometheusError(f"{quoted(self.url)} is no URL of a server: write http://host:9090")
+            raise PrometheusError(f"{quoted(self.url)} is not the URL of a server: write http://host:9090")
 
     def query(self, promql: str, at_s: float) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each series at a time, without those that are NaN or infinite."""
+        """Labels and value of each series at `at_s`, without NaN and infinite values."""
         found = []
         for each in self._result("query", "vector", query=promql, time=f"{at_s:.3f}"):
             value = self._value(each.get("value"))[1]
@@ -179,7 +179,7 @@ class Prometheus:
         return found
 
     def query_range(self, promql: str, start_s: float, end_s: float, step_s: float) -> list[tuple[float, float]]:
-        """Times and values of the one series that the query gives, from start to end, both included."""
+        """Times and values of the query's single series, from start to end, both included."""
         found: list[tuple[float, float]] = []
         while start_s <= end_s:
             last_s = min(end_s, start_s + step_s * (MOST_SAMPLES - 1))
@@ -199,27 +199,29 @@ class Prometheus:
         except OSError as error:
             raise PrometheusError(f"{self.url}: Prometheus does not answer ({error.strerror or error})") from None
         if status in (401, 403):
-            raise PrometheusError(f"{self.url}: HTTP {status}, it asks for a key: name its variable by --api-key-env")
+            raise PrometheusError(
+                f"{self.url}: HTTP {status}, it asks for a key: name its environment variable with --api-key-env"
+            )
         try:
             said = json.loads(body)
         except (ValueError, RecursionError):
             if status != 200:
-                raise PrometheusError(f"{self.url}: HTTP {status}: no HTTP API of Prometheus there") from None
-            raise self._garbage("no JSON") from None
+                raise PrometheusError(f"{self.url}: HTTP {status}: no Prometheus HTTP API there") from None
+            raise self._garbage("not JSON") from None
         if isinstance(said, dict) and said.get("status") == "error":
-            raise PrometheusError(f"{self.url}: HTTP {status}: refuses the query ({quoted(said.get('error'), 120)})")
+            raise PrometheusError(f"{self.url}: HTTP {status}: it refuses the query ({quoted(said.get('error'), 120)})")
         data = said.get("data") if isinstance(said, dict) else None
         if not isinstance(data, dict) or data.get("resultType") != kind or not isinstance(data.get("result"), list):
             raise self._garbage(f"no {kind}")
         if not all(isinstance(each, dict) for each in data["result"]):
-            raise self._garbage("series that are no objects")
+            raise self._garbage("series that are not objects")
         found: list[dict[str, Any]] = data["result"]
         return found
 
     def _labels(self, series: Mapping[str, Any]) -> dict[str, str]:
         labels = series.get("metric")
         if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
-            raise self._garbage("labels that are no text")
+            raise self._garbage("labels that are not text")
         return labels
 
     def _value(self, pair: Any) -> tuple[float, float]:
@@ -227,14 +229,14 @@ class Prometheus:
             at_s, text = pair
             return float(at_s), float(text)
         except (TypeError, ValueError):
-            raise self._garbage("a sample that is no time and number") from None
+            raise self._garbage("a sample that is not a time and a number") from None
 
     def _garbage(self, what: str) -> PrometheusError:
         return PrometheusError(f"{self.url}: not an answer of Prometheus: {what}")
 
 
 def selector(labels: Labels) -> str:
-    """Labels as PromQL selects them; values are quoted, and JSON's text is PromQL's.
+    """Labels as a PromQL selector, with values quoted as in JSON.
 
     >>> selector({"model_name": 'a "b" {c}'})
     '{model_name="a \\\\"b\\\\" {c}"}'
@@ -247,10 +249,10 @@ def selector(labels: Labels) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Values by bucket: `edges` are upper ends, ascending, the last infinite; `counts` within each; `total` their sum.
+    """Values by bucket: ascending upper `edges`, the last infinite; `counts` in each; `total`: the sum of all values.
 
-    Buckets are from above the edge before, or 0, to their own, as Prometheus has them. `counts` need not be whole:
-    Prometheus extrapolates to the ends of a time.
+    A bucket contains values above the previous edge, or 0, up to its own edge, as in Prometheus. `counts` need not be
+    whole numbers: Prometheus extrapolates to the ends of a time.
     """
 
     edges: tuple[float, ...]
@@ -259,7 +261,7 @@ class Histogram:
 
     @classmethod
     def of(cls, cumulative: Mapping[float, float], total: float | None = None) -> Histogram:
-        """From the counts up to each edge. Raises ValueError for none."""
+        """From cumulative counts by edge. Raises ValueError if there are none."""
         edges = sorted(cumulative)
         if not edges:
             raise ValueError("a histogram needs buckets")
@@ -271,16 +273,16 @@ class Histogram:
 
     @property
     def count(self) -> float:
-        """Values in all."""
+        """The number of values."""
         return sum(self.counts)
 
     @property
     def mean(self) -> float | None:
-        """Exact; None where the sum is not known or nothing was counted."""
+        """The exact mean; None if the sum is unknown or nothing was counted."""
         return self.total / self.count if self.total is not None and self.count > 0 else None
 
     def quantile(self, share: float) -> float:
-        """As PromQL's ``histogram_quantile`` has it: linear within a bucket, the last finite edge beyond it."""
+        """As PromQL's ``histogram_quantile``: linear within a bucket, and the last finite edge beyond it."""
         place, reached = self._place(share)
         low, high = self._ends(place)
         if math.isinf(high):
@@ -289,15 +291,15 @@ class Histogram:
         return low + (high - low) * (within / self.counts[place] if self.counts[place] else 1.0)
 
     def interval(self, share: float) -> tuple[float, float]:
-        """Where the quantile lies for sure, but for chance (90 %): the buckets that hold it may be wide, and of n
-        independent values a share p is off by sqrt(p (1 - p) / n)."""
+        """The interval that contains the quantile with 90 % confidence: its buckets may be wide, and a fraction p of n
+        independent values has the standard error sqrt(p (1 - p) / n)."""
         error = Z90 * math.sqrt(share * (1 - share) / self.count)
         low = self._ends(self._place(max(0.0, share - error))[0])[0]
         high = math.inf if share + error >= 1 else self._ends(self._place(share + error)[0])[1]
         return low, high
 
     def _place(self, share: float) -> tuple[int, float]:
-        """The bucket of a share of the values, and how many are before it."""
+        """The bucket at a fraction of the values, and the number of values before it."""
         reached = list(accumulate(self.counts))
         place = min(bisect_left(reached, share * self.count), len(reached) - 1)
         return place, reached[place] - self.counts[place]
@@ -314,7 +316,7 @@ Z90 = 1.645
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The metrics of `model`, in the words of `exposition`, at `server`; `labels` pick it and what else was asked."""
+    """The metrics of `model` at `server`, named as in `exposition`, selected by `labels`."""
 
     server: Prometheus
     exposition: Exposition
@@ -326,12 +328,12 @@ class Source:
         return self._increase(self.exposition.requests, {}, span_s, at_s) or 0.0
 
     def counts(self, start_s: float, end_s: float, step_s: float) -> list[tuple[float, float]]:
-        """Requests answered in each `step_s` seconds, by the end of each."""
+        """Requests answered in each step of `step_s` seconds, by the end of the step."""
         promql = f"sum(increase({self.exposition.requests}{selector(self.labels)}[{promql_span(step_s)}]))"
         return self.server.query_range(promql, start_s + step_s, end_s, step_s)
 
     def histogram(self, what: str, span_s: float, at_s: float) -> Histogram | None:
-        """Of isl, osl (tokens), ttft, itl, gap or e2e (s) over a time; None where nothing was counted."""
+        """The histogram of isl, osl (tokens), ttft, itl, gap or e2e (s) over a time; None if nothing was counted."""
         for family in self.exposition.families(what):
             labels = selector({**self.labels, **dict(family.labels)})
             promql = f"sum by (le) (increase({family.name}_bucket{labels}[{promql_span(span_s)}]))"
@@ -345,7 +347,7 @@ class Source:
         return None
 
     def mean_tokens(self, what: str, span_s: float, at_s: float) -> float | None:
-        """Mean isl or osl of a request, from counters of tokens; None where there are none."""
+        """Mean isl or osl of a request, from counters of tokens; None if there are none."""
         counters = dict(zip(("isl", "osl"), self.exposition.tokens, strict=False))
         requests = self.requests(span_s, at_s) if what in counters else 0.0
         tokens = self._increase(counters[what], {}, span_s, at_s) if requests else None
@@ -375,10 +377,10 @@ def source_of(
     at_s: float,
     usual: str | None = None,
 ) -> Source:
-    """The metrics of `model` in the words of `kind`; where not given, of the only model, or of several that called
-    `usual`, and of the kind that has it.
+    """The metrics of `model`, named as in `kind`. By default, of the only model, or of several the one called `usual`,
+    and of the first kind that has it.
 
-    Raises PrometheusError where there is none in that time, or where it could be any of several.
+    Raises PrometheusError if there is none in that time, or if it could be any of several.
     """
     seen: list[str] = []
     kinds = [EXPOSITIONS[kind]] if kind else EXPOSITIONS.values()
@@ -394,11 +396,11 @@ def source_of(
             break
     if seen:
         listed = ", ".join(quoted(name) for name in seen[:LISTED])
-        which = f"no model {quoted(model)} there" if model else "several models there"
+        which = f"it has no model {quoted(model)}" if model else "it has several models"
         raise PrometheusError(f"{server.url}: {which}: give --model, one of {listed}")
     names_of = ", ".join(each.requests for each in kinds)
     raise PrometheusError(
-        f"{server.url}: nothing of {names_of} in the {promql_span(span_s)} asked for: are the servers scraped?"
+        f"{server.url}: no samples of {names_of} in the {promql_span(span_s)} asked for: are the servers scraped?"
     )
 
 
@@ -409,12 +411,12 @@ LEAST_S, MOST_S = 1.0, 400 * 86_400.0
 
 
 def promql_span(seconds: float) -> str:
-    """A time as PromQL writes it, in whole seconds."""
+    """A time in PromQL, in whole seconds."""
     return f"{round(seconds)}s"
 
 
 def span_of(option: str, text: str) -> float:
-    """Seconds of a time such as 15m, 7d or 1h30m. Raises ScenarioError.
+    """Seconds in a time such as 15m, 7d or 1h30m. Raises ScenarioError.
 
     >>> span_of("--window", "1h30m")
     5400.0
@@ -428,7 +430,7 @@ def span_of(option: str, text: str) -> float:
 
 
 def moment_of(option: str, text: str, now_s: float) -> float:
-    """Seconds since 1970 of now, -7d, a date in ISO 8601 (UTC where it names no zone) or such seconds themselves.
+    """Seconds since 1970 of now, -7d, a date in ISO 8601 (UTC unless it names a zone) or seconds since 1970.
 
     >>> moment_of("--to", "2024-05-10T16:00:00+02:00", 0.0), moment_of("--from", "-1h", 7200.0)
     (1715349600.0, 3600.0)
@@ -450,7 +452,7 @@ def moment_of(option: str, text: str, now_s: float) -> float:
 
 
 def labels_of(texts: Sequence[str]) -> dict[str, str]:
-    """Labels out of NAME=VALUE. Raises ScenarioError."""
+    """Labels from texts NAME=VALUE. Raises ScenarioError."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -493,12 +495,12 @@ server_options: Callable[[Any], Any] = options(
 
 
 def server_of(url: str, given: Mapping[str, Any]) -> Prometheus:
-    """The server at `url` with what `server_options` say. Raises PrometheusError and ScenarioError."""
+    """The server at `url`, with `server_options`. Raises PrometheusError and ScenarioError."""
     headers = {"Accept": "application/json"}
     if (name := given["api_key_env"]) is not None:
         key = os.environ.get(name, "")
         if not key or not key.isascii() or not key.isprintable():
-            raise ScenarioError(f"--api-key-env {quoted(name)}: that environment variable holds no key")
+            raise ScenarioError("--api-key-env: that environment variable holds no key: export it, and run again")
         headers["Authorization"] = f"Bearer {key}"
     tls = None
     if given["ca_file"]:

@@ -1,4 +1,4 @@
-"""The server's own view of a load level: its metrics page, read each second, becomes means over the level."""
+"""The server's own view of a load level: means over the level from its metrics page, which is read every second."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Sample = tuple[Labels, float]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A server's metrics at `at_s` (time.perf_counter): samples by name of the family, without those that are NaN.
+    """A server's metrics at `at_s` (time.perf_counter): finite samples by name of the family.
 
-    Triton's families, and those of `ENGINES`, whether they stand behind Triton or alone.
+    It has Triton's families and those of `ENGINES`, behind Triton or alone.
     """
 
     at_s: float
     families: Mapping[str, tuple[Sample, ...]]
 
     def by(self, family: str, label: str, **labels: str) -> dict[str, float]:
-        """Values by `label`, of the samples that also carry all of `labels`; samples alike are summed."""
+        """Values by `label`, of the samples that have all of `labels`; samples with the same label are added."""
         found: dict[str, float] = {}
         for given, value in self._matching(family, labels):
             if label in given:
@@ -44,11 +44,11 @@ class Page:
         return found
 
     def values(self, family: str, **labels: str) -> list[float]:
-        """Values of the samples that carry all of `labels`, [] where there is none."""
+        """Values of the samples that have all of `labels`; [] if there are none."""
         return [value for _, value in self._matching(family, labels)]
 
     def total(self, family: str, **labels: str) -> float | None:
-        """The sum of `values`; None where there is none."""
+        """The sum of `values`; None if there are none."""
         return sum(self.values(family, **labels), 0.0) if self.values(family, **labels) else None
 
     def _matching(self, family: str, labels: Labels) -> Iterable[Sample]:
@@ -59,16 +59,16 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a page of metrics asks for: more header lines, and certificates to trust."""
+    """What reading a metrics page requires: further headers, and certificates to trust."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     tls: ssl.SSLContext | None = None
 
 
 def read_page(url: str, access: Access | None = None) -> Page:
-    """The page at `url`, as it was when its answer had come.
+    """The page at `url`, at the time of its answer.
 
-    Raises ServerError if it cannot be had within 3 s, is larger than 4 MiB, or is no page of a known server.
+    Raises ServerError if it does not come within 3 s, is larger than 4 MiB, or is not a page of a known server.
     """
     access = access or Access()
     try:
@@ -91,7 +91,7 @@ def parse_page(text: str, url: str, at_s: float) -> Page:
     """
     if text.lstrip().startswith("["):
         return Page(at_s, _iteration_stats(text, url))
-    # comments are left out: by their TYPE lines the parser would rename counters
+    # without comments: their TYPE lines would make the parser rename counters
     lines = [line for line in text.splitlines() if line.startswith(_KEPT)]
     if not lines:
         raise ServerError(
@@ -101,10 +101,10 @@ def parse_page(text: str, url: str, at_s: float) -> Page:
     families: dict[str, list[Sample]] = {}
     for line in lines:
         if len(line) > LONGEST_LINE:
-            raise ServerError(f"{url}: a line of {len(line)} characters is no metric: {line[:40]!r}...")
+            raise ServerError(f"{url}: a line of {len(line)} characters is not a metric: {line[:40]!r}...")
         try:
             read = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
-        except (ValueError, IndexError):  # the parser raises both, for different faults of a line
+        except (ValueError, IndexError):  # the parser raises both, for different errors in a line
             raise ServerError(f"{url}: not Prometheus text: {line[:80]!r}") from None
         for sample in read:
             if math.isfinite(sample.value):
@@ -112,7 +112,7 @@ def parse_page(text: str, url: str, at_s: float) -> Page:
     return Page(at_s, {name: tuple(samples) for name, samples in families.items()})
 
 
-# --- Pages of a server's metrics become means over a load level: seconds per request, gauges over time, GPU figures
+# --- From metrics pages to means over a load level: seconds per request, gauges over time, GPU figures
 
 SUCCESS = "nv_inference_request_success"
 DURATIONS = {
@@ -123,7 +123,7 @@ DURATIONS = {
     "compute_output": "nv_inference_compute_output_duration_us",
 }
 ENGINE_FAMILIES = {
-    # family of the TensorRT-LLM backend: its label, and how its values are called here
+    # family of the TensorRT-LLM backend: its label, and the name of its values here
     "nv_trt_llm_request_metrics": ("request_type", "engine_requests_{}_mean"),
     "nv_trt_llm_runtime_memory_metrics": ("memory_type", "engine_memory_{}_mean_bytes"),
     "nv_trt_llm_kv_cache_block_metrics": ("kv_cache_block_type", "kv_cache_blocks_{}_mean"),
@@ -143,16 +143,16 @@ _KV_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 
 
 def increase(first: Page, last: Page, family: str, model: str | None = None) -> float:
-    """How much a counter rose from one page to another, all its samples (of `model`) together."""
+    """The increase of a counter between two pages, over all its samples (of `model`)."""
     labels = {} if model is None else {"model": model}
     return (last.total(family, **labels) or 0.0) - (first.total(family, **labels) or 0.0)
 
 
 def counter_means(first: Page, last: Page, model: str) -> dict[str, float]:
-    """Seconds per finished request between two pages: of `model`, and of each other model that worked meanwhile.
+    """Seconds per finished request between two pages: of `model`, and of every other model that served requests.
 
-    The parts of an ensemble are such models: their names have ``part.`` before them, and ``part.requests_per_request``
-    is how often one request of `model` called them. Of a decoupled model that is no ensemble Triton times only the
+    Those include the parts of an ensemble: their names have the prefix ``part.``, and ``part.requests_per_request`` is
+    how often one request of `model` called them. For a decoupled model that is not an ensemble, Triton times only the
     hand-over to its backend, not the answer.
     """
     found = _durations(first, last, model) | engine_counters(first, last)
@@ -178,16 +178,16 @@ def _energy(first: Page, last: Page, finished: float) -> dict[str, float]:
 
 
 def _blocks_reused(first: Page, last: Page) -> dict[str, float]:
-    """The TensorRT-LLM backend counts blocks taken from the cache of earlier prompts in a gauge that only rises."""
+    """Blocks reused from the cache of earlier prompts: the TensorRT-LLM backend counts them in a gauge."""
     before, after = (page.total(_KV_BLOCKS, kv_cache_block_type="reused") for page in (first, last))
     return {} if before is None or after is None else {"kv_cache_blocks_reused": after - before}
 
 
 def _prefix_found(first: Page, last: Page, finished: float) -> dict[str, float]:
-    """Prompt tokens a request found in the prefix cache, on average, and their share of those looked up.
+    """Mean prompt tokens per request found in the prefix cache, and their fraction of those looked up.
 
-    Engines count tokens looked up and found, and their own requests; the TensorRT-LLM backend the blocks taken over.
-    llama.cpp counts no requests: then it is the share of all prompt tokens that was found.
+    Engines count tokens looked up and found, and their requests; the TensorRT-LLM backend counts reused blocks.
+    llama.cpp counts no requests, so only the fraction of all prompt tokens is known.
     """
     for engine in engines_of(last):
         if engine.prompts and last.total(engine.prompts[1]) is not None:
@@ -240,9 +240,9 @@ def _iterations(page: Page) -> float:
 
 
 def gauge_means(pages: Iterable[Page], model: str) -> dict[str, float]:
-    """Means over `pages` of the requests pending, of the TensorRT-LLM backend's families, and of GPUs and CPU.
+    """Means over `pages` of pending requests, of the TensorRT-LLM backend's families, and of GPUs and CPU.
 
-    Power and memory are those of all GPUs that the server sees, the utilisation is their mean.
+    Power and memory are sums over all GPUs that the server sees; utilisation is their mean.
     """
     columns: dict[str, list[float]] = {}
     for page in pages:
@@ -262,7 +262,7 @@ def _gauges(page: Page, model: str) -> dict[str, float]:
 
 
 def _engine_gauges(page: Page, model: str) -> dict[str, float]:
-    """Of the one engine that the page knows; of several, that of `model` itself."""
+    """Gauges of the page's only engine; of several, those of `model` itself."""
     found: dict[str, float] = {}
     for family, (label, name) in ENGINE_FAMILIES.items():
         engines = page.by(family, "model")
@@ -279,17 +279,17 @@ def _kv_share(gauges: Mapping[str, float]) -> dict[str, float]:
     return {"kv_cache_used_share_mean": used / most} if most and used is not None else {}
 
 
-# --- Engines with metrics of their own, alone or behind Triton: what their families are called
+# --- Engines with their own metrics, alone or behind Triton: the names of their families
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Families of one engine, each all its samples together.
+    """Families of one engine; the samples of each are added.
 
-    `finished` counts requests, `iterations` passes, `counters` what else is told per level; "" where it has none.
-    `gauges` are read each second, `limits` say what it may hold. `times` are histograms in seconds per request.
-    `prefix`: pairs of counters of prompt tokens, looked up and found in the prefix cache; `prompts`: such a pair of an
-    engine that counts no requests, prompt tokens computed and found.
+    `finished` counts requests, `iterations` passes ("" if the engine does not), and `counters` other events of a level.
+    `gauges` are averaged over the level. `times` are histograms in seconds per request. `prefix`: pairs of counters of
+    prompt tokens, looked up and found in the prefix cache; `prompts`: such a pair of an engine that counts no requests,
+    prompt tokens computed and found.
     """
 
     finished: str
@@ -302,13 +302,13 @@ class Engine:
 
     @property
     def totals(self) -> tuple[str, ...]:
-        """Counters, which only a restart of the engine lowers."""
+        """All counters: they fall only when the engine restarts."""
         prefix = (name for pair in self.prefix for name in pair)
         return tuple(filter(None, (self.finished, self.iterations, *self.counters, *self.prompts, *prefix)))
 
     @property
     def families(self) -> tuple[str, ...]:
-        """All of them, as they stand on a page."""
+        """The names of all families on a page."""
         times = [f"{family}_{part}" for family in self.times for part in ("sum", "count")]
         return (*self.totals, *self.gauges, *times)
 
@@ -322,7 +322,7 @@ ENGINES = (
         gauges={
             "vllm:num_requests_running": RUNNING,
             "vllm:num_requests_waiting": WAITING,
-            "vllm:kv_cache_usage_perc": KV_SHARE,  # of 1, whatever it is called
+            "vllm:kv_cache_usage_perc": KV_SHARE,  # a fraction of 1, despite its name
             "vllm:gpu_cache_usage_perc": KV_SHARE,  # before 0.10
         },
         counters={"vllm:num_preemptions_total": "preemptions"},
@@ -384,7 +384,7 @@ ENGINES = (
 )
 _VLLM_CACHE = "vllm:cache_config_info"
 _KEPT = (PREFIX, _VLLM_CACHE, *(family for engine in ENGINES for family in engine.families))
-_ITERATION = {  # of TensorRT-LLM's JSON, one object for each pass since the page was last read
+_ITERATION = {  # in TensorRT-LLM's JSON, which has one object for each pass since the page was last read
     "trtllm_num_requests_running": ("numActiveRequests",),
     "trtllm_num_requests_waiting": ("numQueuedRequests",),
     "trtllm_num_paused_requests": ("inflightBatchingStats", "numPausedRequests"),
@@ -400,12 +400,12 @@ def engines_of(page: Page) -> list[Engine]:
 
 
 def engine_gauges(page: Page) -> dict[str, float]:
-    """What engines tell of a moment, and the size of their KV cache."""
+    """The engines' gauges, and the size of their KV cache."""
     found: dict[str, float] = {}
     for engine in engines_of(page):
         for family, name in engine.gauges.items():
             if values := page.values(family):
-                alike = name not in (RUNNING, WAITING, KV_TOKENS)  # what several engines of a server add up to
+                alike = name not in (RUNNING, WAITING, KV_TOKENS)  # these add up over several engines of a server
                 found[name] = sum(values) / len(values) if alike else sum(values)
     found |= _vllm_cache(page)
     blocks, per_block = found.get("kv_cache_blocks_max_mean"), found.get("kv_cache_tokens_per_block")
@@ -415,7 +415,7 @@ def engine_gauges(page: Page) -> dict[str, float]:
 
 
 def _vllm_cache(page: Page) -> dict[str, float]:
-    """vLLM tells its cache in labels of a sample that is always 1, one for each of its engines."""
+    """The size of vLLM's cache, which is in the labels of a sample that is always 1, one for each engine."""
     sizes = [
         (float(labels["block_size"]), float(labels["num_gpu_blocks"]))
         for labels, _ in page.families.get(_VLLM_CACHE, ())
@@ -427,7 +427,7 @@ def _vllm_cache(page: Page) -> dict[str, float]:
 
 
 def engine_counters(first: Page, last: Page) -> dict[str, float]:
-    """What engines counted and timed between two pages: seconds are means per request."""
+    """The engines' counters and times between two pages; seconds are means per request."""
     found: dict[str, float] = {}
     for engine in engines_of(last):
         for family, name in engine.counters.items():
@@ -441,7 +441,7 @@ def engine_counters(first: Page, last: Page) -> dict[str, float]:
 
 
 def _iteration_stats(text: str, url: str) -> dict[str, tuple[Sample, ...]]:
-    """Means over the passes of TensorRT-LLM's JSON as families; none where nothing ran since the page was last read."""
+    """Means over the passes in TensorRT-LLM's JSON, as families; none if nothing ran since the page was last read."""
     try:
         passes = json.loads(text)
     except (ValueError, RecursionError):
@@ -464,15 +464,15 @@ def _iteration_stats(text: str, url: str) -> dict[str, tuple[Sample, ...]]:
 
 EVERY_S = 1.0
 COUNTERS_SETTLE_S = 0.5
-"""Triton counts a request a little after its last response has left, on a busy machine later."""
+"""Triton counts a request a little after its last response, and later on a busy machine."""
 MOST_SETTLING = 4
 Window = tuple[float, float]
 
 
 def requests_served(metrics_url: str, model: str, access: Access | None = None) -> int | None:
-    """Requests that `model` has answered since the server started; None where its engine does not count them.
+    """Requests that `model` has answered since the server started; None if its engine does not count them.
 
-    Raises ServerError if the page cannot be had, or is Triton's and does not count the model's requests.
+    Raises ServerError if the page cannot be read, or is Triton's and does not count the model's requests.
     """
     count = _served(read_page(metrics_url, access), metrics_url, model)
     return None if count is None else round(count)
@@ -481,12 +481,12 @@ def requests_served(metrics_url: str, model: str, access: Access | None = None) 
 def _served(page: Page, url: str, model: str) -> float | None:
     count = finished(page, model)
     if count is None and not engines_of(page):
-        raise ServerError(f"{url}: no {SUCCESS} of model {model!r} there; correct {KEY}", "server.metrics_url")
+        raise ServerError(f"{url}: it has no {SUCCESS} of model {model!r}; correct {KEY}", "server.metrics_url")
     return count
 
 
 def finished(page: Page, model: str) -> float | None:
-    """Requests answered since the start: of the Triton model, else of the engine, which has one model."""
+    """Requests answered since the server started: of the Triton model, else of the engine, which has one model."""
     if page.total(SUCCESS) is not None:
         return page.total(SUCCESS, model=model)
     counts = [page.total(engine.finished) for engine in engines_of(page) if engine.finished]
@@ -501,9 +501,9 @@ def _finished_between(first: Page, last: Page, model: str) -> float:
 class Scraper:
     """Reads the page at `metrics_url` at both ends of a ``with`` block and each second in between, on its own thread.
 
-    Entering raises ServerError if the page cannot be used. A page that is missed later is a note, never an error.
-    `engine` is a model that answers each request to `model` once, and that others may load directly. `before` is the
-    last page of the level before.
+    Entering raises ServerError if the page cannot be used. A later reading that fails is a note, never an error.
+    `engine` is a model that answers each request to `model` once, and that others may call directly. `before` is the
+    last page of the previous level.
     """
 
     metrics_url: str
@@ -533,7 +533,7 @@ class Scraper:
             self._closed = self._read()
 
     def _settled(self) -> Page:
-        """A page in which every request sent before is counted: the count stands still, or else others are at work."""
+        """A page that counts every request sent before: its count no longer rises, unless others send requests."""
         before = math.nan
         for _ in range(MOST_SETTLING):
             time.sleep(COUNTERS_SETTLE_S / 2)
@@ -559,11 +559,11 @@ class Scraper:
         return True
 
     def means(self, window: Window | None = None) -> dict[str, float]:
-        """What the pages say of the level, by name with unit; what they do not tell is not there.
+        """The figures of the level that the pages have, by name with unit.
 
         Gauges are means over the readings inside `window` (start and stop in time.perf_counter seconds), counters are
-        differences over the whole of it; without a window, or where it holds fewer than two readings, of all of them.
-        ``requests_served`` always counts the whole level. Durations are means per request that was finished then.
+        differences over all of it; without a window, or with fewer than two readings in it, over all pages.
+        ``requests_served`` always counts the whole level. Durations are means per finished request.
         """
         pages = self._inside(window)
         found = gauge_means(pages, self.model)
@@ -579,7 +579,7 @@ class Scraper:
         return inside if len(inside) > 1 else self._pages
 
     def served(self) -> int | None:
-        """Requests of all clients that were answered from the first page to the last; None if they cannot be told."""
+        """Requests of all clients answered between the first and the last page; None if unknown."""
         if not self._closed or restarted(self._pages, self.model) or finished(self._pages[-1], self.model) is None:
             return None
         models = (self.model,) if self.engine is None else (self.model, self.engine)
@@ -591,15 +591,15 @@ class Scraper:
         return self._pages[-1]
 
     def notes(self) -> list[str]:
-        """What a reader of the point must know."""
+        """Remarks on the point."""
         found = []
         if self.before is not None and restarted((self.before, self._pages[0]), self.model):
-            found.append("the server was restarted between the level before and this one")
+            found.append("the server was restarted between the previous level and this one")
         if restarted(self._pages, self.model):
             found.append("the server was restarted during the level: its counters fell")
         if self._missed:
             tries = len(self._missed) + len(self._pages)
-            found.append(f"server metrics missed {len(self._missed)} of {tries} times, first: {self._missed[0]}")
+            found.append(f"{len(self._missed)} of {tries} readings of the metrics failed, first: {self._missed[0]}")
         return found
 
 
@@ -612,23 +612,23 @@ def restarted(pages: Iterable[Page], model: str) -> bool:
     )
 
 
-# --- Where the seconds of a mean request went: queue, prefill, decode, network, by what the server's metrics can tell
+# --- Where a mean request's time goes: queue, prefill, decode, network, as far as the server's metrics say
 #
-# Triton times a whole request (``request_mean_s``) of an ensemble or of a model with one response, but of a decoupled
-# model only its hand-over to the backend. The TensorRT-LLM backend tells how many requests wait, read their prompt
-# and decode at a moment; by Little's law the mean time in each state is the mean number in it over the requests per
-# second, in a steady state. The rate is the client's: it weighs requests cut by the window's edges, the server's
-# counters do not.
+# Triton times a whole request (``request_mean_s``) of an ensemble or of a model with one response, but only the
+# hand-over to the backend of a decoupled model. The TensorRT-LLM backend reports how many requests are waiting, in
+# prefill and decoding. By Little's law, the mean time in each state is the mean number in it over the requests per
+# second, in a steady state. The rate is the client's, which weights requests at the window's edges, unlike the
+# server's counters.
 
 SLACK = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Mean seconds of a request; None = the server does not tell.
+    """Mean seconds of a request; None if the server does not report it.
 
-    `network_and_client_s` is what the client saw beyond the server's own time, late sending of an open loop included.
-    `other_s` is the rest of the E2E: pre- and postprocessing, hand-over between models, and the error of sampling.
+    `network_and_client_s` is the client's time beyond the server's, including late sending of an open loop. `other_s`
+    is the rest of the E2E: pre- and postprocessing, hand-over between models, and sampling errors.
     """
 
     ttft_s: float | None
@@ -647,9 +647,9 @@ class Split:
 
 
 def split(point: Point, server: Mapping[str, float]) -> Split:
-    """The parts of the mean request of `point` that `server`, the means of a `Scraper` over its window, tells.
+    """The parts of the mean request of `point` in `server`, the means of a `Scraper` over its window.
 
-    Their sum comes near the mean E2E only where the load was steady.
+    Their sum is near the mean E2E only if the load was steady.
     """
     parts = (
         _network(point, server)
@@ -673,13 +673,13 @@ def _states(server: Mapping[str, float], rate_per_s: float) -> dict[str, float]:
 
 
 def _engine_times(server: Mapping[str, float]) -> dict[str, float]:
-    """What an engine timed itself is better than numbers read each second."""
+    """Times measured by the engine itself are better than numbers read every second."""
     names = {"queue_s": "engine_queue_mean_s", "prefill_s": "engine_prefill_mean_s", "decode_s": "engine_decode_mean_s"}
     return {part: server[name] for part, name in names.items() if name in server}
 
 
 def _triton_queue(server: Mapping[str, float]) -> dict[str, float]:
-    """Time before a model's instance takes the request; all there is where the backend keeps no queue of its own."""
+    """Time before a model instance takes the request; the only queue if the backend has none of its own."""
     return {"queue_s": server["queue_mean_s"]} if "queue_mean_s" in server else {}
 
 
@@ -700,9 +700,9 @@ def _network(point: Point, server: Mapping[str, float]) -> dict[str, float]:
 
 
 def _whole_s(point: Point, server: Mapping[str, float]) -> float | None:
-    """The server's time for a whole request, None if what it says cannot be that.
+    """The server's time for a whole request; None if its figure cannot be that.
 
-    It must cover the time between the client's first and last token, which passed in the server, and not exceed the
+    It must be at least the time between the client's first and last token, which passed in the server, and at most the
     client's E2E.
     """
     said_s, e2e_s = server.get("request_mean_s"), point.e2e_mean_s

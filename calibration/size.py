@@ -1,7 +1,7 @@
 """``python -m calibration size``: from the URL of a server to a GPU count, in one command.
 
-The options become the plan of an adaptive sweep, as if somebody had written it; its points are kept in a run like any
-other, and the planner answers from them. A call that finds such a run goes on with it.
+The options become the plan of an adaptive sweep; its points are stored in a run like any other, and the planner answers
+from them. A call that finds such a run continues it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Examples:
       --isl 2000 --osl 256 --rate 20 --ttft p95:1s
 """
 WORTH = 0.1
-"""Share of the band from which a further level is recommended."""
+"""A further level is recommended if it narrows the band by at least this fraction."""
 TRITON_MODEL = str(ServerPlan.model_fields["model"].default)
 LITTLE_LESS = 0.999
 
@@ -174,7 +174,7 @@ def size_command(url: str, as_json: bool, **given: Any) -> None:
     latencies are printed next to those predicted. Exit code 0: answered, whatever the verification showed; 3: no count
     meets the SLA.
     """
-    Question.of(given)  # what cannot be asked is said before the server is
+    Question.of(given)  # an invalid question is refused before the server is queried
     if not given["verify"]:
         given["verify_minutes"] = 0.0
     store, bar = Store(), Sizing(Console(stderr=True))
@@ -189,7 +189,7 @@ def size_command(url: str, as_json: bool, **given: Any) -> None:
             if before is None:
                 sweep.run(file, store, bar, bar.enough)
             else:
-                bar.says(f"going on with run {before}")
+                bar.says(f"continuing run {before}")
                 sweep.resume(before, store, bar, bar.enough, file)
         if bar.run_id is None:
             if sweeping.failure is not None:
@@ -201,7 +201,7 @@ def size_command(url: str, as_json: bool, **given: Any) -> None:
         if isinstance(outcome, Plan):
             shown = verified(store, bar, found, outcome) if given["verify_minutes"] else verification(outcome)
     if sweeping.state == "interrupted":
-        click.echo("interrupted: the answer so far follows; the same command goes on from there", err=True)
+        click.echo("interrupted: the answer so far follows; the same command continues from there", err=True)
     code = tell(found, outcome, shown, as_json, quiet=sweeping.failure is not None)
     if sweeping.failure is not None:
         fail(sweeping.failure, BAD_INPUT)
@@ -210,7 +210,7 @@ def size_command(url: str, as_json: bool, **given: Any) -> None:
 
 @dataclass(slots=True)
 class Ending:
-    """How a measuring ended, and what it failed with."""
+    """How measuring ended, and its error if it failed."""
 
     state: Literal["done", "interrupted", "failed"] = "done"
     failure: CalibrationError | None = None
@@ -218,7 +218,7 @@ class Ending:
 
 @contextmanager
 def ending(bar: Sizing) -> Iterator[Ending]:
-    """Ctrl-C and errors end what is measured inside, and are told by the value."""
+    """Catch Ctrl-C and errors of the measuring inside; the value says how it ended."""
     found = Ending()
     try:
         yield found
@@ -230,8 +230,8 @@ def ending(bar: Sizing) -> Iterator[Ending]:
 
 
 class Sizing(Bar):
-    """Progress with the minutes left. `enough` ends the sweep, when its first answers show that it is `useless`.
-    `verifying`: the level that compares the server with its plan, once it is reached."""
+    """Progress with the minutes left. `enough` ends the sweep if its first answers show that it is `useless`.
+    `verifying`: the verification level, once it is reached."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -242,22 +242,24 @@ class Sizing(Bar):
     def expects(self, level: Level, seconds: float, after_s: float) -> None:
         super().expects(level, seconds, after_s)
         self.verifying = level if level.verifies else None
-        self.says(f"about {minutes(seconds + after_s)} of measuring to go")
+        self.says(f"about {minutes(seconds + after_s)} of measuring left")
 
     def measured(self, level: Level, found: Measurement) -> None:
         super().measured(level, found)
-        if found.point.void and "wrong_lengths: " in found.point.notes:  # of every level: it is not the load's doing
-            self.useless = f"the server's answers are of other lengths than asked for ({found.point.notes})"
+        if (
+            found.point.void and "wrong_lengths: " in found.point.notes
+        ):  # independent of the load, so every level would have them
+            self.useless = f"the server's answers have other lengths than requested ({found.point.notes})"
             self.enough.set()
 
 
-# --- The server, and what is taken of it where nobody says it
+# --- The server, and what is assumed about it
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The server to size: `server` and `facts` as a plan says them, the `replica` that this is, and of its facts those
-    that were `assumed`."""
+    """The server to size: `server` and `facts` as in a plan, its deployment `replica`, and those of its facts that were
+    `assumed`."""
 
     server: Mapping[str, Any]
     facts: Mapping[str, Any]
@@ -266,7 +268,7 @@ class Site:
 
 
 def site_at(url: str, given: Mapping[str, Any], bar: Bar) -> Site:
-    """What answers at `url`. Raises ServerError if it cannot be measured, click's errors for what must be said."""
+    """The server at `url`. Raises ServerError if it cannot be measured, click's errors for missing options."""
     server = {"url": url, "model": given["model"] or TRITON_MODEL, "protocol": given["protocol"] or "openai"}
     named = ("api_key_env", "endpoint", "timeout_s", "metrics_url")
     server |= {name: given[name] for name in named if given[name] is not None}
@@ -284,9 +286,9 @@ def site_at(url: str, given: Mapping[str, Any], bar: Bar) -> Site:
     assumed = {name: value for name, value in USUAL.items() if not (name in facts or said.get(name))}
     facts |= {name: int(value) if name == "tp" else value for name, value in assumed.items()}
     if not (facts.get("gpu") or said.get("gpu")):
-        raise click.UsageError("the server does not say which GPU it runs on: give --gpu, for instance --gpu h200_sxm")
+        raise click.UsageError("the server does not report its GPU: give --gpu, for instance --gpu h200_sxm")
     for name, value in assumed.items():
-        bar.says(f"taken: {name} {value}, which the server does not say (--{name} does)")
+        bar.says(f"assumed: {name} {value}, which the server does not report (set it with --{name})")
     plan = _file(server, facts, {"lengths": [{"isl": 1.0, "osl": 1.0}]}, given).plan
     return Site(server, facts, deployment(plan.deployment, said), assumed)
 
@@ -296,12 +298,12 @@ def only_model(models: Sequence[str], bar: Bar) -> str:
     if len(models) != 1:
         which = f"the server lists {', '.join(models[:5])}" if models else f"for instance --model {TRITON_MODEL}"
         raise click.UsageError(f"give --model, by the server's name for it: {which}")
-    bar.says(f"taken: model {models[0]}, the only one that the server lists (--model does)")
+    bar.says(f"model {models[0]}, the only one that the server lists")
     return models[0]
 
 
 def server_plan(server: Mapping[str, Any]) -> ServerPlan:
-    """Raises PlanError, one line, for what no plan could hold."""
+    """The server of a plan. Raises PlanError, one line, for values that no plan may have."""
     try:
         return ServerPlan.model_validate(server)
     except ValidationError as error:
@@ -310,14 +312,14 @@ def server_plan(server: Mapping[str, Any]) -> ServerPlan:
 
 
 def facts_of(given: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any]:
-    """What the options say of the deployment. Raises click.UsageError if they contradict each other or the server."""
+    """The deployment facts in the options. Raises click.UsageError if they contradict each other or the server."""
     facts = {name: given[name] for name in ("gpu", "precision", "tp") if given[name] is not None}
     gpus = given["gpus_per_replica"]
     if gpus is None:
         return facts
     tp = int(facts.get("tp") or said.get("tp") or gpus)
     if gpus % tp:
-        raise click.UsageError(f"--gpus-per-replica {gpus} is no multiple of TP {tp}")
+        raise click.UsageError(f"--gpus-per-replica {gpus} is not a multiple of TP {tp}")
     return facts | {"tp": tp, "pp": gpus // tp}
 
 
@@ -331,14 +333,14 @@ OPTIONS: Mapping[str, str] = {
     "server.timeout_s": "--timeout",
     "tokenizer": "--tokenizer",
 }
-"""Keys of a plan, and what says the same on the command line."""
+"""Keys of a plan, and the corresponding options."""
 
 
-# --- The plan, and what was measured by it before
+# --- The plan, and earlier measurements by it
 
 
 def plan_of(site: Site, given: Mapping[str, Any], before_s: float) -> PlanFile:
-    """The adaptive sweep that the options ask for; `before_s` seconds of it were measured by calls before."""
+    """The adaptive sweep for the options; earlier calls have measured `before_s` seconds of it."""
     budget_s = 60 * given["minutes"]
     asked = {name: given[name] for name in (*ASKED, "verify_minutes") if given.get(name) is not None}
     lengths = {name: asked.pop(name) for name in ("isl", "osl", "isl_cv", "osl_cv")}
@@ -359,7 +361,7 @@ def plan_of(site: Site, given: Mapping[str, Any], before_s: float) -> PlanFile:
 def _file(
     server: Mapping[str, Any], facts: Mapping[str, Any], rest: Mapping[str, Any], given: Mapping[str, Any]
 ) -> PlanFile:
-    """A plan as if it had been read from a file. Raises PlanError."""
+    """A plan, parsed as if it came from a file. Raises PlanError."""
     tokenizer = given["tokenizer"]
     if tokenizer not in (None, "none"):
         tokenizer = str(Path(tokenizer).resolve())
@@ -370,15 +372,15 @@ def _file(
 
 
 def measured_before(store: Store, site: Site, given: Mapping[str, Any]) -> int | None:
-    """The newest run of the same server, deployment, lengths and levels with a usable point, all of them accepted; None
-    if there is none."""
+    """The newest run of the same server, deployment, lengths and levels that has a usable point and only accepted
+    points; None if there is none."""
     wanted = _measures(plan_of(site, given, 0.0).plan)
     for run in store.runs():
-        if run.pending or run.discarded:  # no answer rests on them
+        if run.pending or run.discarded:  # not used in answers
             continue
         try:
             known = parse_plan(run.plan, folder=Path(run.folder)).plan if run.plan else None
-        except PlanError:  # of another version of the program
+        except PlanError:  # from another version of the program
             continue
         if known is None or known.adaptive is None or _measures(known) != wanted:
             continue
@@ -389,22 +391,23 @@ def measured_before(store: Store, site: Site, given: Mapping[str, Any]) -> int |
 
 
 def _measures(plan: SweepPlan) -> dict[str, Any]:
-    """What makes the points of two plans points of one sweep: all but the question, the time and the look inside."""
+    """The part of a plan that must be equal in two plans of one sweep: all but the question, the times, the client and
+    the metrics page."""
     apart = dict.fromkeys(("adaptive", "budget_s", "client"), True)
     return plan.model_dump(exclude={**apart, "server": {"metrics_url", "timeout_s"}})
 
 
 def spent_s(store: Store, run_id: int, site: Site, given: Mapping[str, Any]) -> float:
-    """Seconds of load behind the points of a run."""
+    """Seconds of load that the points of a run took."""
     plan = plan_of(site, given, 0.0).plan
     return adaptive_of(plan, plan.levels(), site.replica, lambda level: 0.0).summary(store.points(run_id)).spent_s
 
 
-# --- Whether the server does at the planned load what is predicted of it
+# --- Does the server perform at the planned load as predicted?
 
 
 def verified(store: Store, bar: Sizing, found: Measured, plan: Plan) -> Verification:
-    """The planned load of a replica as the server showed it, now or in an earlier call, beside what is predicted."""
+    """The planned load of a replica, measured now or in an earlier call, compared with the prediction."""
     question, reached = plan.question, bar.verifying
     rate_per_s = untried(plan.answer.load_per_s, found.points, question) if reached is None else reached.value
     for each in store.measurements(found.run_id):
@@ -418,7 +421,7 @@ def verified(store: Store, bar: Sizing, found: Measured, plan: Plan) -> Verifica
 
 
 def sent_requests(store: Store, run_id: int, measured: Measurement) -> Sent | None:
-    """The very requests of a level of random arrivals, by its records; None where these are not here."""
+    """The requests of a level of random arrivals, from its records; None if those are not on this machine."""
     with suppress(StoreError, KeyError):  # a level measured elsewhere may lack its window
         if log := store.log(run_id, level_key(measured.point)):
             order = np.argsort(log.intended_s, kind="stable")
@@ -428,7 +431,7 @@ def sent_requests(store: Store, run_id: int, measured: Measurement) -> Sent | No
     return None
 
 
-# --- The answer, and what it rests on
+# --- The answer, and its measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +446,7 @@ class Measured:
 
     @property
     def question(self) -> Question:
-        """What the plan asks, of the model that the server has."""
+        """The plan's question about the server's model."""
         plan = self.file.plan
         assert plan.adaptive is not None
         return plan.adaptive.question(self.site.replica.model, plan.levels()[0].lengths)
@@ -464,13 +467,13 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """Of load, in all calls."""
+        """Seconds of load in all calls."""
         verifying = (point.duration_s or 0.0 for point in self.points if point.load_kind != "concurrency")
         return self._adaptive.summary(self.points).spent_s + sum(verifying)
 
     @property
     def best_left(self) -> Best | None:
-        """The level that would narrow the band most, where it is worth its time."""
+        """The level that would narrow the band most, if it is worth its time."""
         best = self._adaptive.best_left(self.points)
         return best if best is not None and best.narrows >= WORTH else None
 
@@ -500,7 +503,7 @@ class Measured:
         void = sum(point.void for point in self.points)
         not_fitted = f", {void} of them void and not fitted" if void else ""
         levels = f"{len(self.points)} level{'' if len(self.points) == 1 else 's'}{not_fitted}"
-        return f"Measured: {levels}, in {minutes(self.seconds)}; python -m calibration show {self.run_id} has them."
+        return f"Measured: {levels}, in {minutes(self.seconds)}; see python -m calibration show {self.run_id}."
 
 
 def outcome_of(found: Measured) -> Plan | NoFeasiblePlan | Undecided:
@@ -519,7 +522,7 @@ def tell(
     *,
     quiet: bool,
 ) -> int:
-    """Print the answer; the exit code that goes with it. `quiet`: without words on a lack of one."""
+    """Print the answer; its exit code. `quiet`: print nothing if there is none."""
     if not isinstance(outcome, Plan):
         return tell_none(found, outcome, as_json, quiet=quiet)
     extras = Extras(verification=shown)
@@ -541,7 +544,7 @@ def tell(
 
 
 def tell_none(found: Measured, error: NoFeasiblePlan | Undecided, as_json: bool, *, quiet: bool) -> int:
-    """Print why there is no answer; the exit code that goes with it."""
+    """Print why there is no answer; its exit code."""
     rejected = error.rejected if isinstance(error, NoFeasiblePlan) else ()
     if as_json:
         feasible = False if isinstance(error, NoFeasiblePlan) else None

@@ -1,4 +1,4 @@
-"""``python -m sizing watch``: the load, lengths and latencies of live servers beside their plan, and a dashboard."""
+"""``python -m sizing watch``: the load, lengths and latencies of live servers compared with their plan; a dashboard."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ Examples:
   python -m sizing watch --plan plan.json --dashboard dashboard.json
 """
 OUTSIDE = 1
-"""Exit code: something is above the plan."""
+"""Exit code: something is worse than planned."""
 LENGTHS_WITHIN = 0.1
-"""Relative change of a mean length that a plan's margins are for."""
+"""Relative change of a mean length that a plan's margins cover."""
 PERCENTILES = (50, 95)
-"""Shown of TTFT, ITL and E2E, beside what the SLA limits."""
+"""Shown of TTFT, ITL and E2E, in addition to those limited by the SLA."""
 SHOWN: tuple[Metric, ...] = ("ttft", "itl", "e2e")
 Term = Literal["load", "lengths", "latency"]
 Verdict = Literal["in", "above", "below", "unclear"]
 
 
-# --- The plan, as a saved report has it
+# --- The plan, from a saved report
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a saved plan says of its fleet: `working` replicas for `rate_per_s`, `capacity_per_s` when it fails."""
+    """A saved plan's fleet: `working` replicas for `rate_per_s`; at `capacity_per_s` it no longer meets the SLA."""
 
     report: Report
     fleet: Configuration
@@ -72,7 +72,7 @@ class Planned:
 
     @classmethod
     def of(cls, path: Path) -> Planned:
-        """From what `plan --json` printed. Raises ReportError."""
+        """From the output of `plan --json`. Raises ReportError."""
         report = read(path)
         if report.sessions is not None:
             raise ReportError(
@@ -86,17 +86,17 @@ class Planned:
 
     @property
     def limits(self) -> tuple[LimitRow, ...]:
-        """The limits of which servers publish histograms: percentiles of TTFT, ITL, gaps and E2E of all requests."""
+        """The limits for which servers have histograms: percentiles of TTFT, ITL, gaps and E2E over all requests."""
         return tuple(limit for limit in self.report.limits if limit.metric in METRICS and not limit.subject)
 
     @property
     def not_compared(self) -> list[str]:
-        """A sentence for each limit of which no histogram tells anything."""
+        """A sentence for each limit that has no histogram."""
         shares = [limit.name for limit in self.report.limits if limit.metric in SHARES]
-        return [f"The plan's limit on {name} is not compared: histograms tell no such share" for name in shares]
+        return [f"The plan's limit on {name} is not compared: histograms have no such share" for name in shares]
 
     def factor(self, limit: LimitRow, per_replica_per_s: float) -> float:
-        """How a limited percentile changes from the planned load to another, by the plan's curve; infinite beyond."""
+        """The ratio of a limited percentile at a load to that at the planned load, by the curve; infinite beyond."""
         curves = self.report.curves
         assert curves is not None
         for curve in curves.curves:
@@ -114,15 +114,15 @@ class Planned:
         return 1.0
 
 
-# --- Live figures beside it
+# --- Live figures compared with it
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: `planned`, with the band `band_low` to `band_high` in which the plan has it at the load of now;
-    `live`, which lies between `low` and `high` for all that counters, buckets and chance tell.
+    """One figure: `planned`, with its band `band_low` to `band_high` at the present load; and `live`, with the interval
+    `low` to `high` that counters, buckets and chance allow.
 
-    `unit` is requests/s, tokens or s; None: nobody says. `limit`: of the SLA, that `live` must not pass.
+    `unit` is requests/s, tokens or s; None: unknown. `limit` is the SLA's, which `live` must not exceed.
     """
 
     term: Term
@@ -138,7 +138,7 @@ class Row:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether `live` is in the band: above or below only where it is so for sure, None without one of the two."""
+        """Whether `live` is in the band: above or below only if its whole interval is; None if either is unknown."""
         if self.live is None or self.low is None or self.high is None:
             return None
         if self.band_low is None or self.band_high is None:
@@ -151,18 +151,18 @@ class Row:
 
     @property
     def missed(self) -> bool:
-        """True where the SLA's limit is passed for sure."""
+        """True if the whole interval exceeds the SLA's limit."""
         return self.limit is not None and self.low is not None and self.low >= self.limit
 
     @property
     def outside(self) -> bool:
-        """True where it is worse than planned."""
+        """True if the figure is worse than planned."""
         return self.verdict == "above" or self.missed
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedLoad:
-    """Live servers beside their plan, over `window_s` seconds up to `at_s`: `requests` were answered."""
+    """Live servers compared with their plan, over `window_s` seconds up to `at_s` with `requests` answered."""
 
     source: Source
     at_s: float
@@ -174,12 +174,12 @@ class WatchedLoad:
 
     @property
     def inside(self) -> bool:
-        """True where nothing is worse than planned."""
+        """True if nothing is worse than planned."""
         return not any(row.outside for row in self.rows)
 
     @property
     def moved(self) -> list[str]:
-        """Which terms are not where the plan has them, a sentence each."""
+        """The terms that differ from the plan, a sentence each."""
         found = [_moved(row) for row in self.rows if row.term != "latency" and row.verdict in ("above", "below")]
         slow = [row for row in self.rows if row.term == "latency" and row.outside]
         if slow:
@@ -191,14 +191,14 @@ class WatchedLoad:
 
     def _because(self, slow: Sequence[Row]) -> str:
         if any(row.term == "load" and row.verdict == "above" for row in self.rows):
-            return "over the limit or the band, and so is the load"
+            return "above the limit or the band, and so is the load"
         if any(row.term == "lengths" and row.verdict == "above" for row in self.rows):
             return "above the band at this load, and so are the lengths: longer requests take longer steps"
         if all(row.verdict != "above" for row in slow):
-            return "over the limit, though in the plan's band"
+            return "above the limit, though in the plan's band"
         if any(row.name.endswith(("ITL", "gap")) for row in slow):
             return "above the band at this load and these lengths: the step time moved"
-        return "above the band at this load and these lengths, steps are not: requests wait, or prompts take longer"
+        return "above the band at this load and these lengths, but steps are not: requests wait, or prompts take longer"
 
 
 def _moved(row: Row) -> str:
@@ -207,9 +207,9 @@ def _moved(row: Row) -> str:
 
 
 def watched(plan: Planned, source: Source, window_s: float, at_s: float, replicas: float | None = None) -> WatchedLoad:
-    """The figures of a window beside the plan's. `replicas`: working ones now, the plan's where not given.
+    """The figures of a window compared with the plan's. `replicas`: those serving now, by default the plan's.
 
-    Raises PrometheusError where the server has not what is needed.
+    Raises PrometheusError if the server lacks the metrics.
     """
     requests = source.requests(window_s, at_s)
     serving = replicas or plan.working
@@ -221,15 +221,15 @@ def watched(plan: Planned, source: Source, window_s: float, at_s: float, replica
         mean = found.mean if found else source.mean_tokens(side, window_s, at_s)
         rows.append(_length(plan, side, mean, requests))
         if mean is None and requests:
-            notes.append(f"{source.exposition.title} tells no {side.upper()} here")
+            notes.append(f"{source.exposition.title} has no metrics of {side.upper()} here")
     seen = {what: source.histogram(what, window_s, at_s) for what in _metrics(plan)}
     if seen.get("itl") is None and (gaps := source.histogram("gap", window_s, at_s)):
         notes.append(
-            f"{source.exposition.title} tells single gaps between tokens, not each request's mean (ITL): their p50 is "
+            f"{source.exposition.title} has single gaps between tokens, not each request's mean (ITL): their p50 is "
             f"{milliseconds(gaps.quantile(0.5))}, their p95 {milliseconds(gaps.quantile(0.95))}"
         )
     notes += [
-        f"{source.exposition.title} tells no {metric_name(what)} here"
+        f"{source.exposition.title} has no metrics of {metric_name(what)} here"
         for what, histogram in seen.items()
         if histogram is None and requests and what != "itl"
     ]
@@ -246,12 +246,12 @@ def _metrics(plan: Planned) -> tuple[Metric, ...]:
 
 
 def metric_of(limit: LimitRow) -> Metric:
-    """What a limit on a percentile limits."""
+    """The metric whose percentile is limited."""
     return next(metric for metric in METRICS if metric == limit.metric)
 
 
 def _load(plan: Planned, requests: float, window_s: float, share: float) -> Row:
-    """Requests/s; n of a Poisson process are off by sqrt(n). Fewer than planned are no fault."""
+    """Requests/s; the count n of a Poisson process has the standard error sqrt(n). Fewer than planned is fine."""
     rate, error = requests / window_s, Z90 * math.sqrt(requests) / window_s
     most = plan.rate_per_s * share
     return Row("load", "requests/s", "requests/s", most, 0.0, most, rate, max(0.0, rate - error), rate + error)
@@ -269,7 +269,7 @@ def _length(plan: Planned, side: str, mean: float | None, requests: float) -> Ro
 
 def _limited(plan: Planned, limit: LimitRow, found: Histogram | None, per_replica_per_s: float) -> Row:
     factor = plan.factor(limit, per_replica_per_s)
-    # beyond the stable rate any latency is what the plan has; an open end of the band stays open
+    # beyond the stable rate the plan allows any latency; an open end of the band stays open
     low = (limit.low.value or 0.0) * (1.0 if math.isinf(factor) else factor)
     high = math.inf if limit.high.value is None else limit.high.value * factor
     live = _live(found, limit.percentile)
@@ -277,7 +277,7 @@ def _limited(plan: Planned, limit: LimitRow, found: Histogram | None, per_replic
 
 
 def _unlimited(plan: Planned, seen: Mapping[Metric, Histogram | None]) -> list[Row]:
-    """Percentiles that the SLA says nothing of, beside the plan's at its own load; without a band."""
+    """Percentiles without a limit in the SLA, with the plan's at its own load; without a band."""
     limited = {(limit.metric, limit.percentile) for limit in plan.limits}
     rows = []
     for latency in plan.fleet.latencies:
@@ -296,18 +296,18 @@ def _live(found: Histogram | None, percentile: float) -> tuple[float | None, flo
     return found.quantile(percentile / 100), *found.interval(percentile / 100)
 
 
-# --- What people and programs read
+# --- Output for people and programs
 
 
 def text_of(row: Row, value: float | None) -> str:
-    """A figure of a row for people."""
+    """A figure of a row, for people."""
     if value is None:
         return ""
     return milliseconds(value) if row.unit == "s" else significant(value)
 
 
 def table(found: WatchedLoad) -> Table:
-    """Each figure, the plan's and the live one."""
+    """Every figure, planned and live."""
     title = (
         f"{found.source.exposition.title}, model {found.source.model}, last {significant(found.window_s / 60)} "
         f"minutes: {found.requests:,.0f} requests on {significant(found.replicas)} replicas"
@@ -326,7 +326,7 @@ def table(found: WatchedLoad) -> Table:
 
 
 def as_dict(found: WatchedLoad) -> dict[str, Any]:
-    """The same for programs; null: not known, or without end."""
+    """The same for programs; null: unknown, or infinite."""
     names = ("term", "name", "unit", "planned", "band_low", "band_high", "live", "low", "high", "limit")
     return {
         "inside": found.inside,
@@ -412,7 +412,7 @@ def watch_command(
 # --- A dashboard: https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/
 
 SCHEMA_VERSION = 39
-"""Of Grafana 10.4 and later; newer ones bring a dashboard up to date when they read it."""
+"""That of Grafana 10.4; newer versions upgrade a dashboard when they read it."""
 RED, ORANGE, BLUE, GREEN = "red", "orange", "blue", "green"
 WIDTH, HEIGHT = 12, 8
 RATE = "$__rate_interval"
@@ -422,17 +422,17 @@ Lines = Iterable[tuple[float | None, str]]
 def dashboard_json(
     plan: Planned, exposition: Exposition, model: str, labels: Mapping[str, str], replicas: float | None = None
 ) -> str:
-    """A dashboard in Grafana's classic JSON model: a panel for the load, each length and each limit, with lines where
-    the plan has them.
+    """A dashboard in Grafana's classic JSON model: a panel for the load, each length and each limit, with the plan's
+    values as lines.
 
-    The data source is a variable, so that it can be imported anywhere.
+    The data source is a variable, so that the dashboard can be imported anywhere.
     """
     picked = {**labels, exposition.model_label: "$model"}
     share = (replicas or plan.working) / plan.working
     panels = [
         _panel(
             "Requests/s",
-            "Orange: the planned load. Red: the load at which the SLA fails.",
+            "Orange: the planned load. Red: the load beyond which the SLA is missed.",
             "reqps",
             [("requests/s", f"sum(rate({exposition.requests}{selector(picked)}[{RATE}]))")],
             [(plan.rate_per_s * share, ORANGE), (plan.capacity_per_s * share, RED)],
@@ -452,7 +452,7 @@ def dashboard_json(
     panels += [
         _panel(
             limit.name,
-            "Blue: predicted at the planned load. Orange: the end of its 90 % band. Red: the limit.",
+            "Blue: predicted at the planned load. Orange: the upper end of its 90 % band. Red: the limit.",
             "s",
             [
                 (f"p{each}", _or(_quantile(family, each, picked) for family in exposition.families(metric_of(limit))))
@@ -540,7 +540,7 @@ def _quantile(family: Family, percentile: float, labels: Mapping[str, str]) -> s
 
 
 def _mean(exposition: Exposition, side: str, labels: Mapping[str, str]) -> str:
-    """PromQL of a mean length; empty where nothing tells it."""
+    """PromQL of a mean length; empty if there are no metrics of it."""
     if exposition.tokens:
         counter = dict(zip(("isl", "osl"), exposition.tokens, strict=True))[side]
         pairs = [(counter, exposition.requests, selector(labels))]

@@ -1,4 +1,4 @@
-"""Files of other benchmark tools become points.
+"""Points from the files of other benchmark tools.
 
     kind            files
     aiperf          profile_export_aiperf.json and .csv, profile_export.jsonl
@@ -8,8 +8,8 @@
     vllm            bench serve --save-result, --save-detailed, --append-result
     op-stats        --op_stats_csv of the TensorRT-LLM backend's clients
 
-Where a file has its single requests, and all of them, points are computed from these by our own definitions; otherwise
-they are the tool's figures, and the notes say what is different about them. Prompts, answers and keys are never kept.
+If a file has all of its individual requests, points are computed from them by our own definitions; otherwise they are
+the tool's figures, and the notes say how they differ. Prompts, answers and keys are never stored.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def read_measurements(
     deployment: Mapping[str, object] | None = None,
     most: int = MOST_POINTS,
 ) -> list[Measurement]:
-    """The load levels in the file at `path`, with their request logs where it holds single requests.
+    """The load levels in the file at `path`, with their request logs if it has individual requests.
 
-    `kind`, one of KINDS, is detected from the content if None. `deployment` says what the file leaves out, by the names
+    `kind`, one of KINDS, is detected from the content if None. `deployment` has what the file leaves out, by the names
     of `reading.KnownFacts` (model, precision, gpu, tp, ..., isl, osl, concurrency, rate, arrivals), and overrides it.
 
-    Raises FileError, one line naming file and key, the flag that is missing, or that there are more than
-    `most` levels in the file.
+    Raises FileError, one line that names the file and the key or the missing flag; also if the file has more than
+    `most` levels.
     """
     return measurements(read_content(path), kind, known(deployment or {}), most)
 
@@ -66,7 +66,7 @@ class ImportFormat(NamedTuple, Generic[Looked, Read]):
 
 
 def _op_stats() -> Any:
-    """The reader of the backend's clients, which are no part of this package: found by name."""
+    """The reader for the backend's clients, which are not part of this package, imported by name."""
     return import_module("triton_tools.op_stats")
 
 
@@ -93,21 +93,23 @@ CSV_FORMATS: tuple[ImportFormat[CsvFile, CsvFile], ...] = (
 def measurements(content: Content, kind: str | None, known: KnownFacts, most: int) -> list[Measurement]:
     """The measurements in the content, at most `most` levels; `kind`, if given, is the format it must have.
 
-    Raises FileError if it is of no known kind, of another kind than `kind`, or faulty.
+    Raises FileError if its format is unknown, not `kind`, or faulty.
     """
     if kind is not None and kind not in KINDS:
-        raise FileError(f"{kind!r} is no kind of file to import; there are {', '.join(KINDS)}")
+        raise FileError(f"{kind!r} is not a kind of file to import: the kinds are {', '.join(KINDS)}")
     if _levels(content) > most:
         raise FileError(f"{content.name}: more than {most:,} points: split it")
     found = _read(content, kind, known)
     levels_in_file = not (isinstance(content, CsvFile) and _is_op_stats(content))
     if len(found) > 1 and levels_in_file and (known.concurrency or known.rate):
-        raise FileError(f"{content.name}: has {len(found)} load levels of its own; leave out --concurrency and --rate")
+        raise FileError(
+            f"{content.name}: it has {len(found)} load levels of its own; leave out --concurrency and --rate"
+        )
     return found
 
 
 def _levels(content: Content) -> int:
-    """An upper bound on its load levels: rows of a table, entries of the lists of levels."""
+    """An upper bound on the number of load levels: rows of a table, entries of the lists of levels."""
     if isinstance(content, CsvFile):
         return len(content.rows) - 1
     if isinstance(content, JsonLines):
@@ -143,7 +145,7 @@ def _read_lines(content: JsonLines, kind: str | None, known: KnownFacts) -> list
 
 
 def _unknown(content: Content, kind: str | None) -> FileError:
-    """Quotes nothing: a file that was given by mistake may hold anything."""
+    """The error quotes nothing, because a file given by mistake may contain anything."""
     wanted = f"a file of {kind}" if kind else f"a file of any known kind ({', '.join(KINDS)})"
     found = "rows of a table" if isinstance(content, CsvFile) else "JSON with other keys"
-    return FileError(f"{content.name}: not {wanted}; it holds {found}")
+    return FileError(f"{content.name}: not {wanted}; it has {found}")

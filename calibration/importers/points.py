@@ -1,8 +1,8 @@
-"""A point by our own definitions from another tool's file: from its single requests, or else from its summary.
+"""A point by our own definitions from another tool's file: from its individual requests, or else from its summary.
 
-Tools count from the first request to the last answer. Here the window opens when every request of the first
-wave, those sent before anything was answered, has been answered, and closes when the load is no longer full: at the
-first answer after the last request was sent in a closed loop, at the last arrival in an open one.
+Tools count from the first request to the last answer. Here the window opens when every request of the first wave (those
+sent before the first answer) has been answered, and closes when the load is no longer full: in a closed loop at the
+first answer after the last request was sent, in an open loop at the last arrival.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sizing.numbers import Floats
 from sizing.points import KEPT_UP, Point, Verdict
 from sizing.workload import Lengths, lognormal_tokens
 
-# --- A point from a file's summary of a whole run: the tool's own figures, where single requests are unknown
+# --- A point from a file's summary of a whole run: the tool's own figures, if individual requests are unknown
 #
-# Where a tool defines a metric differently, its importer converts it or leaves it out; the point's notes state what
-# still differs. Every tool's rate is requests over the whole run, start and drain included.
+# If a tool defines a metric differently, its importer converts it or leaves it out; the point's notes state remaining
+# differences. Every tool's rate is requests over the whole run, including start and drain.
 
 SHORTFALL = 0.02
 LATE_SHARE_OF_TTFT = 0.05
@@ -36,16 +36,16 @@ ERROR_SHARE = 0.01
 BUSY_SHARE = (0.9, 1.05)
 TOKENS_PER_CHUNK = 1.05
 PREFIX_FOUND = "prefix_tokens_found_mean"
-HEALTH_UNKNOWN = "client's health unknown: how busy the load generator was is not in the file"
-WHOLE_RUN = "rates are of the whole run, its start and drain included"
+HEALTH_UNKNOWN = "client's health unknown: the file does not say how busy the load generator was"
+WHOLE_RUN = "rates are of the whole run, including start and drain"
 OF_PROMPTS = ndtri((np.arange(200) + 0.5) / 200)
-"""Standard normal deviates of prompts of which only mean and spread are known."""
+"""Standard normal deviates of prompts whose mean and variation alone are known."""
 _POINTS = TypeAdapter(Point)
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Mean and percentiles of a latency over requests, in seconds; None where the file lacks them."""
+    """Mean and percentiles of a latency over requests, in seconds; None if the file lacks them."""
 
     mean_s: float | None = None
     p50_s: float | None = None
@@ -55,7 +55,7 @@ class Times:
 
     @property
     def percentiles(self) -> dict[int, float]:
-        """Those that are known, in seconds."""
+        """The known percentiles, in seconds."""
         values = {50: self.p50_s, 90: self.p90_s, 95: self.p95_s, 99: self.p99_s}
         return {q: value for q, value in values.items() if value is not None}
 
@@ -66,21 +66,21 @@ class Times:
 
     @classmethod
     def of(cls, values: Iterable[float | None], unit_s: float) -> Times:
-        """From mean, p50, p90, p95 and p99, as far as they are given, in units of `unit_s` seconds."""
+        """From mean, p50, p90, p95 and p99, each in units of `unit_s` seconds or None."""
         return cls(*(None if value is None else value * unit_s for value in values))
 
     def later(self, by_s: float) -> Times:
-        """Counted from `by_s` seconds earlier on average: the mean is known then, percentiles no longer are."""
+        """Counted from `by_s` seconds earlier on average: then the mean is known, but percentiles are not."""
         return Times(None if self.mean_s is None else self.mean_s + by_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedSummary:
-    """One load level as a tool summarises it. Times in seconds, rates per second; None where the file lacks a figure.
+    """One load level, as summarised by a tool. Times in seconds, rates per second; None if the file lacks a figure.
 
     `late_mean_s` is the mean delay between a request's due time and its sending, `tokens_per_chunk` the mean number of
-    output tokens in a response. `shared_prefix` is how many tokens at their head prompts shared by plan, and the key
-    ``prefix_tokens_found_mean`` of `server` how many of a prompt the server found in its prefix cache.
+    output tokens in a response. `shared_prefix`: tokens that all prompts share by plan; the key
+    ``prefix_tokens_found_mean`` of `server`: mean tokens of a prompt that the server found in its prefix cache.
     """
 
     source: str
@@ -111,19 +111,19 @@ class ImportedSummary:
 
     @property
     def given(self) -> list[int]:
-        """The percentiles that the file has of any latency, rising."""
+        """The percentiles in the file of any latency, ascending."""
         return sorted({q for times in (self.ttft, self.itl, self.e2e) for q in times.percentiles})
 
     @property
     def chosen(self) -> list[int]:
-        """The percentiles for which there are enough requests; all of them where the number of requests is unknown."""
+        """The percentiles with enough requests; all of them if the number of requests is unknown."""
         return list(PERCENTILES) if self.requests is None else told(PERCENTILES, self.requests)
 
 
 def measurement_of_summary(summary: ImportedSummary, known: KnownFacts, name: str) -> Measurement:
-    """The measurement that `summary` of file `name` and the caller's knowledge make; it has no request log.
+    """The measurement from `summary` of file `name` and the caller's facts; it has no request log.
 
-    Raises FileError if something needed is in neither, or the values make no possible point.
+    Raises FileError if both lack something needed, or if the values do not give a valid point.
     """
     columns = {**known.deployment(summary.model, name)._asdict(), **_columns(summary, known, name)}
     try:
@@ -131,7 +131,7 @@ def measurement_of_summary(summary: ImportedSummary, known: KnownFacts, name: st
         prompts = lognormal_tokens(point.isl, point.isl_cv, OF_PROMPTS).astype(np.int64)
         point = replace(point, **metrics.prefix_columns(prompts, summary.shared_prefix, summary.server))
     except ValidationError as error:
-        raise FileError(f"{name}: makes no possible point; {first_fault(error)}") from None
+        raise FileError(f"{name}: it gives no valid point; {first_fault(error)}") from None
     return Measurement(point, facts=dict(summary.facts), server=dict(summary.server))
 
 
@@ -162,18 +162,20 @@ def _rates(summary: ImportedSummary) -> dict[str, float | int | None]:
 
 
 def held_back(limit: int) -> str:
-    """The remark on an open loop that let at most `limit` requests be in flight: not every one was sent when due."""
+    """The remark on an open loop with at most `limit` requests in flight: not every request was sent when due."""
     return f"at most {limit} requests in flight: later ones were held back"
 
 
 def _remarks_on_summary(summary: ImportedSummary, load: Offered, osl: float) -> list[str]:
     found = [WHOLE_RUN, HEALTH_UNKNOWN, *_on_percentiles(summary)]
     if load.open_loop and summary.late_mean_s is None:
-        found.append("how late requests were sent is not in the file: latencies are from the sending")
+        found.append("the file does not say how late requests were sent: latencies count from the sending")
     chunk = summary.tokens_per_chunk
     if chunk is not None and chunk > TOKENS_PER_CHUNK and osl > chunk:
         low = 1 - (osl - chunk) / (osl - 1)
-        found.append(f"{chunk:.1f} tokens a response: ITL is too low by about {low:.1%}, for those that came first")
+        found.append(
+            f"{chunk:.1f} tokens per response: ITL is too low by about {low:.1%}, for those in the first response"
+        )
     return found
 
 
@@ -183,12 +185,12 @@ def _on_percentiles(summary: ImportedSummary) -> list[str]:
         needed = ", ".join(f"p{q} needs {samples_needed(q)}" for q in lacking)
         return [f"percentiles left out: {summary.requests} requests are too few, {needed}"]
     if summary.requests is None and any(samples_needed(q) > 1 for q in summary.given):
-        return ["the number of requests is not in the file: percentiles may be of too few"]
+        return ["the number of requests is not in the file: it may be too small for the percentiles"]
     return []
 
 
 def _verdict(summary: ImportedSummary, load: Offered) -> Verdict:
-    """What a summary shows to be wrong with the point; "" where it shows nothing, which does not prove it steady."""
+    """The fault of the point that its summary shows; "" if it shows none, which does not prove the point steady."""
     errors = summary.errors or 0
     if errors > ERROR_SHARE * (errors + (summary.requests or 0)):
         return "errors"
@@ -203,7 +205,7 @@ def _verdict(summary: ImportedSummary, load: Offered) -> Verdict:
 
 
 def _open_loop_verdict(summary: ImportedSummary, load: Offered) -> Verdict:
-    """Whether the rate was held: requests due while they were being sent, against those that came."""
+    """Whether the server kept up with the rate: requests due while they were being sent, compared with those served."""
     late_s, ttft_s = summary.late_mean_s, summary.ttft.mean_s
     if late_s is not None and ttft_s is not None and late_s > LATE_SHARE_OF_TTFT * ttft_s:
         return "client_limited"
@@ -216,26 +218,26 @@ def _open_loop_verdict(summary: ImportedSummary, load: Offered) -> Verdict:
 
 
 CHUNK_LIMIT = 8_000_000
-"""Tokens of a file: a dozen arrays of so many are in memory at once."""
+"""Most tokens of a file: a dozen arrays of that size are in memory at once."""
 HELD_SHARE, FEW_USERS = 0.8, 2
 UNSTREAMED = "only streamed requests can be used"
 MOST_IN_RESPONSE = 16
-"""Tokens that servers put into one response of a stream, at most, where they are asked for fewer responses."""
-EVENLY = "times of single tokens are not in the file: spread evenly from first to last, gaps left out"
+"""Most tokens that servers put into one response of a stream if they are asked for fewer responses."""
+EVENLY = "the file has no times of single tokens: they are spread evenly from first to last, without gaps"
 OF_CLIENT = ("client_cores", "busiest_core", "processes", "loop_lag_p99_s")
 OF_LATENESS = ("late_p50_s", "late_p99_s", "late_max_s")
 OSL_AGREES = 0.01
-SHORT = "too few requests to cut start and drain off: both are in the window"
+SHORT = "too few requests to cut off start and drain: both are in the window"
 
 
 @dataclass(frozen=True, slots=True)
 class SeenRequests:
     """One request of a file. Times in seconds of one clock; `end_s` is when its last token or its error came.
 
-    `chunk_s` are the times of the responses with tokens, of which only the first and last are known where `evenly` is
-    the number there were of them; `chunk_tokens` are the tokens of each, empty where only their sum is known. `tokens`
-    came, `osl` were asked for (None: not in the file, or `tokens` are not counted well enough to compare). `cached` of
-    the prompt's tokens were in the server's prefix cache, by its own word (None: not in the file).
+    `chunk_s` are the times of responses with tokens; if `evenly` is not 0, it is their number, and only the first and
+    last times are known. `chunk_tokens` are the tokens of each response, empty if only their sum is known. `tokens`
+    were received, `osl` requested (None: not in the file, or `tokens` are not counted precisely enough to compare).
+    `cached` of the prompt's tokens were in the server's prefix cache, as it reported (None: not in the file).
     """
 
     due_s: float
@@ -252,7 +254,7 @@ class SeenRequests:
 
     @property
     def fault(self) -> str:
-        """What went wrong: the error, or an answer of another length than was asked for."""
+        """What went wrong: the error, or an answer of another length than requested."""
         if self.error or self.osl is None or self.tokens in (0, self.osl):
             return self.error
         return f"{self.tokens} tokens in the answer where {self.osl} were asked for"
@@ -260,7 +262,7 @@ class SeenRequests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedRun:
-    """The requests of one load level, with what else its file says of it; a `burst` is all of them sent at once."""
+    """The requests of one load level, and the file's other facts about it; in a `burst` all were sent at once."""
 
     source: str
     requests: Sequence[SeenRequests]
@@ -272,14 +274,14 @@ class ImportedRun:
 
     @property
     def late_known(self) -> bool:
-        """Whether the file tells when requests were due, apart from when they were sent."""
+        """Whether the file distinguishes the times when requests were due and sent."""
         return any(request.due_s != request.sent_s for request in self.requests)
 
 
 def measurement_of_run(run: ImportedRun, known: KnownFacts, name: str) -> Measurement:
-    """The measurement of `run`, its point taken from the requests in the window.
+    """The measurement of `run`, with a point from the requests in the window.
 
-    Raises FileError if the load or the deployment is in neither file nor `known`, or no request was answered.
+    Raises FileError if neither the file nor `known` has the load or the deployment, or if no request was answered.
     """
     log = _log(run.requests, name)
     if not (log.tokens > 0).any():
@@ -311,12 +313,12 @@ def measurement_of_run(run: ImportedRun, known: KnownFacts, name: str) -> Measur
     except CalibrationError as error:
         raise FileError(f"{name}: {error}") from None
     except ValidationError as error:
-        raise FileError(f"{name}: makes no possible point; {first_fault(error)}") from None
+        raise FileError(f"{name}: it gives no valid point; {first_fault(error)}") from None
     return _as_recorded(found, run, steady=cut and not run.burst)
 
 
 def _prefix_found(requests: Sequence[SeenRequests]) -> dict[str, float]:
-    """The mean prompt tokens found in the prefix cache, where the file tells them of every answered request."""
+    """The mean prompt tokens found in the prefix cache, if the file has them for every answered request."""
     cached = [request.cached for request in requests if request.tokens]
     known = [tokens for tokens in cached if tokens is not None]
     return {PREFIX_FOUND: sum(known) / len(known)} if known and len(known) == len(cached) else {}
@@ -339,7 +341,7 @@ def _log(requests: Sequence[SeenRequests], name: str) -> RequestLog:
     if sum(_chunks(request) for request in requests) > CHUNK_LIMIT:
         raise FileError(f"{name}: more than {CHUNK_LIMIT:,} tokens; give a part of it or the tool's summary")
     rows = sorted(requests, key=lambda request: request.sent_s)
-    start_s = rows[0].sent_s  # small numbers from here on: wall clocks count from 1970
+    start_s = rows[0].sent_s  # keeps numbers small: wall clocks count from 1970
     times = [_chunk_times(row) for row in rows]
     tokens = [_chunk_tokens(row) for row in rows]
     return RequestLog(
@@ -356,7 +358,7 @@ def _log(requests: Sequence[SeenRequests], name: str) -> RequestLog:
 
 
 def _chunks(request: SeenRequests) -> int:
-    """Responses with tokens that the log keeps: never more than tokens."""
+    """Responses with tokens in the log: at most as many as tokens."""
     return min(max(request.evenly, len(request.chunk_s)), request.tokens)
 
 
@@ -372,7 +374,7 @@ def _chunk_times(request: SeenRequests) -> Floats:
 
 
 def _chunk_tokens(request: SeenRequests) -> Ints:
-    """Tokens of each response; where only their sum is known, as even as whole numbers go."""
+    """Tokens of each response; if only their sum is known, as even as whole numbers allow."""
     if request.chunk_tokens:
         return np.array(request.chunk_tokens, np.int64)
     chunks = _chunks(request)
@@ -380,17 +382,17 @@ def _chunk_tokens(request: SeenRequests) -> Ints:
 
 
 def _held(log: RequestLog) -> Offered | None:
-    """The number of users, if requests in flight stayed at their highest while requests were being sent; else None."""
+    """The number of users if the requests in flight were constant while requests were being sent; else None."""
     at_s = np.concatenate([log.sent_s, log.end_s])
     step = np.concatenate([np.ones(len(log)), -np.ones(len(log))])
-    order = np.lexsort((step, at_s))  # where one ends as the next is sent, the end comes first
+    order = np.lexsort((step, at_s))  # at equal times, ends come before sendings
     at_s, in_flight = at_s[order], np.cumsum(step[order])
     sending = at_s[:-1] < log.sent_s.max()
     span_s, level = np.diff(at_s)[sending], in_flight[:-1][sending]
     if not span_s.sum():
         return None
     users = float(np.round(np.average(level, weights=span_s)))
-    # One user more or less is chance among many, and any load's among one or two.
+    # Among many users one more or less is chance; with one or two users any load would pass.
     apart = np.ceil(users / 50) if users > FEW_USERS else 0
     held = span_s[np.abs(level - users) <= apart].sum() / span_s.sum()
     return Offered("concurrency", users) if held >= HELD_SHARE and users >= 1 else None
@@ -414,7 +416,7 @@ def _load(log: RequestLog, offered: Offered) -> tuple[Load, bool]:
 
 
 def _lengths(log: RequestLog, known: KnownFacts, name: str) -> Lengths:
-    """Mean lengths and their variation, of the answered requests: tokens that came, not those asked for."""
+    """Mean lengths and their variation over answered requests: tokens received, not requested."""
     answered = log.where(log.tokens > 0)
     mean_isl = float(answered.isl.mean()) or None
     isl, osl = known.lengths(mean_isl, float(answered.tokens.mean()), name)
@@ -427,11 +429,11 @@ def _remarks_on_run(run: ImportedRun, known: KnownFacts, offered: Offered, log: 
     found = [HEALTH_UNKNOWN]
     counted = float(log.tokens[log.tokens > 0].mean())
     if known.osl and abs(counted - known.osl) > OSL_AGREES * known.osl:
-        found.append(f"OSL is the caller's {known.osl:g}, the answers have {counted:.4g} tokens on average")
+        found.append(f"OSL is the given {known.osl:g}, but answers have {counted:.4g} tokens on average")
     if any(request.evenly > 2 for request in run.requests):
         found.append(EVENLY)
     if run.load is None and not (known.concurrency or known.rate):
-        found.append(f"load not named in the file: {offered.value:g} requests in flight")
+        found.append(f"the load is not in the file: {offered.value:g} requests were in flight")
     if offered.open_loop and not run.late_known:
-        found.append("how late requests were sent is not in the file: latencies are from the sending")
+        found.append("the file does not say how late requests were sent: latencies count from the sending")
     return found

@@ -24,19 +24,19 @@ from sizing.points import Deployment, LoadKind
 
 LIMIT_BYTES = 100_000_000
 NUMBER_TEXT_LIMIT = 4000
-"""Most digits of a whole number: a longer one is not data."""
+"""Most digits of a whole number: longer ones are not data."""
 MOST_LINES = 250_000
-"""Rows of a table, or single requests: 100 MB of real data hold fewer."""
+"""Most rows of a table, or single requests: 100 MB of real data have fewer."""
 MOST_CELLS = 10_000
 MOST_PARTS = 4_000_000
-"""Lists and objects in a JSON file: an empty one takes three bytes in the file and sixty in memory."""
+"""Most lists and objects in a JSON file: an empty one takes three bytes in the file and sixty in memory."""
 Row = tuple[str, ...]
 Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class JsonFile:
-    """A file of one JSON object."""
+    """A file with one JSON object."""
 
     name: str
     value: Object
@@ -44,14 +44,14 @@ class JsonFile:
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """A file of one JSON object a line: the first, and the numbered lines of them all, read when asked for."""
+    """A file with one JSON object per line: the first, and all numbered lines, which are parsed on demand."""
 
     name: str
     first: Object
     lines: tuple[tuple[int, str], ...]
 
     def values(self) -> Iterator[Object]:
-        """The objects in their order. Raises FileError at the first line that is none."""
+        """The objects in order. Raises FileError at the first line that is not one."""
         yield self.first
         for number, line in self.lines[1:]:
             yield _line(line, number, self.name)
@@ -59,7 +59,7 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True)
 class CsvFile:
-    """A file of comma-separated rows, empty ones left out; `lines` is where in the file each ends."""
+    """A file of comma-separated rows, without empty ones; `lines` are the line numbers where they end."""
 
     name: str
     rows: tuple[Row, ...]
@@ -70,7 +70,7 @@ Content = JsonFile | JsonLines | CsvFile
 
 
 def read_content(path: Path | str) -> Content:
-    """The content of the file at `path`, of at most 100 MB of UTF-8.
+    """The content of the file at `path`, at most 100 MB of UTF-8.
 
     Raises FileError, one line that names the file and the place, if it cannot be read, is cut short, repeats a key or
     is nested too deeply.
@@ -118,7 +118,7 @@ def _numbered(lines: list[str]) -> list[tuple[int, str]]:
 
 
 def _complete_object(line: str, name: str) -> Object | None:
-    """The object on the first line, None where the object does not end there."""
+    """The object on the first line; None if it does not end there."""
     if not line.rstrip().endswith("}"):
         return None
     try:
@@ -143,14 +143,14 @@ def _json(text: str, name: str) -> Any:
         raise FileError(f"{name}: cut short or not JSON at {place}: {error.msg}") from None
     except RecursionError:
         raise FileError(f"{name}: nested too deeply") from None
-    except KeyTwiceError:  # not by its name: what a foreign file holds is not repeated
+    except KeyTwiceError:  # without its name: the content of a foreign file is not quoted
         raise FileError(f"{name}: a key is there twice in one object") from None
     except _Faulty as fault:
         raise FileError(f"{name}: {fault}") from None
 
 
 class _Faulty(Exception):
-    """What the JSON parser's hooks found."""
+    """A fault found by the JSON parser's hooks."""
 
 
 def _whole(digits: str) -> int:
@@ -176,7 +176,7 @@ def _csv(text: str, name: str) -> CsvFile:
     return CsvFile(name, tuple(rows), tuple(lines))
 
 
-# --- The edge where data of other tools comes in: types with bounds, checks that name file and key, text made harmless
+# --- Where other tools' data comes in: types with bounds, checks that name file and key, text made harmless
 
 TEXT_LIMIT = 120
 LARGEST = 1e15
@@ -187,13 +187,13 @@ Tokens = Annotated[int, Field(ge=0, le=10**7)]
 Nanoseconds = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
-"""A list whose validation stops at the first fault: an error for each of millions of entries would fill the memory."""
+"""A list whose validation stops at the first fault: errors for millions of entries would fill the memory."""
 _ERROR_NAME = re.compile(r"[A-Za-z_]{0,40}(?:Error|Exception|Timeout)\b")
 _SCALE_TO_S = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 class Edge(BaseModel):
-    """Base of the models of foreign data: types are strict, numbers finite, unknown keys left out."""
+    """Base of the models of foreign data: strict types, finite numbers, unknown keys ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -202,7 +202,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def checked(model: type[Model], data: object, where: str) -> Model:
-    """`data` as a `model`. Raises FileError naming `where` and the first key at fault."""
+    """`data` as a `model`. Raises FileError with `where` and the first faulty key."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -210,7 +210,7 @@ def checked(model: type[Model], data: object, where: str) -> Model:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first thing that is wrong, as ``key 'what': why``, in one line of bounded length."""
+    """The first fault, as ``key 'what': why``, on one line of bounded length."""
     fault = errors.first_fault(error)
     return f"key {fault.key!r}: {fault.reason}"
 
@@ -249,7 +249,7 @@ def scale_to_s(unit: str, where: str) -> float:
 
 
 def number(cell: str, where: str) -> float:
-    """The number in a CSV cell. Raises FileError if it is none, not finite, negative or beyond measure."""
+    """The number in a CSV cell. Raises FileError if it is not a number, not finite, negative or too large."""
     try:
         value = float(cell)
     except ValueError:
@@ -260,7 +260,7 @@ def number(cell: str, where: str) -> float:
 
 
 def iso_time(epoch_s: float) -> str:
-    """The moment as ISO 8601 in UTC, empty where there is no such year."""
+    """The moment in ISO 8601, UTC; empty if there is no such year."""
     try:
         return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds")
     except (OverflowError, OSError, ValueError):
@@ -268,7 +268,7 @@ def iso_time(epoch_s: float) -> str:
 
 
 def iso_text(text: str) -> str:
-    """A moment in ISO 8601 to the second, its time zone as it is; empty where `text` is none."""
+    """A moment in ISO 8601 to the second, with its time zone; empty if `text` is not one."""
     try:
         return datetime.fromisoformat(text).isoformat(timespec="seconds")
     except ValueError:
@@ -276,7 +276,7 @@ def iso_text(text: str) -> str:
 
 
 def unique(header: Iterable[str], where: str) -> None:
-    """Raises FileError if a column's name is there twice."""
+    """Raises FileError if a column is repeated."""
     seen: set[str] = set()
     for column in header:
         if column in seen:
@@ -302,15 +302,15 @@ class Offered(NamedTuple):
 
     @property
     def open_loop(self) -> bool:
-        """True where requests come by a clock, not when an answer has come."""
+        """True if requests are sent at given times, not when an answer has come."""
         return self.kind != "concurrency"
 
 
 class KnownFacts(BaseModel):
-    """What the caller knows; each value is also a command-line flag: `max_batch_size` is ``--max-batch-size``.
+    """Facts given by the caller, each with a command-line flag: `max_batch_size` is ``--max-batch-size``.
 
-    A value given here overrides the file. `isl` and `osl` are mean tokens a request; `concurrency` is users
-    of a closed loop, `rate` requests/s of an open one, whose intervals follow `arrivals`.
+    A value here overrides the file. `isl` and `osl` are mean tokens per request; `concurrency` is the users of a closed
+    loop, `rate` the requests/s of an open loop, whose intervals follow `arrivals`.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -331,9 +331,9 @@ class KnownFacts(BaseModel):
     arrivals: ArrivalsName | None = None
 
     def deployment(self, model: str | None, name: str) -> Deployment:
-        """The deployment, its model from the file where the caller names none.
+        """The deployment, with the file's model if the caller names none.
 
-        Raises FileError naming every flag that is still to be given.
+        Raises FileError with every flag that is missing.
         """
         chosen = self.model or model
         self._need(name, model=chosen, precision=self.precision, gpu=self.gpu, tp=self.tp)
@@ -350,18 +350,18 @@ class KnownFacts(BaseModel):
         )
 
     def lengths(self, isl: float | None, osl: float | None, name: str) -> tuple[float, float]:
-        """Mean tokens in and out. Raises FileError naming the flags where neither file nor caller says them."""
+        """Mean tokens in and out. Raises FileError with the missing flags if neither file nor caller says them."""
         chosen = (self.isl or isl, self.osl or osl)
         self._need(name, isl=chosen[0], osl=chosen[1])
         return chosen[0] or 1.0, chosen[1] or 1.0
 
     def load(self, in_file: Offered | None, name: str, *, arrivals: ArrivalsName = "poisson") -> Offered:
-        """The load level; a rate without `arrivals` of its own is taken to be by the tool's usual `arrivals`.
+        """The load level; by default the arrivals of a rate are the tool's usual `arrivals`.
 
-        Raises FileError naming the flags where neither file nor caller says it, or the caller says two.
+        Raises FileError with the flags if neither file nor caller says the load, or the caller says two.
         """
         if self.concurrency and self.rate:
-            raise FileError("--concurrency and --rate: give one of them, a load is either closed or open loop")
+            raise FileError("--concurrency and --rate exclude each other: a load is either a closed or an open loop")
         if self.concurrency:
             return Offered("concurrency", float(self.concurrency))
         if self.rate:
@@ -381,7 +381,7 @@ class KnownFacts(BaseModel):
 
 
 def known(values: Mapping[str, object]) -> KnownFacts:
-    """The values that are not None, texts without control characters. Raises FileError naming the flag at fault."""
+    """The values that are not None, with texts free of control characters. Raises FileError with the faulty flag."""
     said = {
         key: clean(value, len(value)) if isinstance(value, str) else value
         for key, value in values.items()
@@ -390,4 +390,4 @@ def known(values: Mapping[str, object]) -> KnownFacts:
     try:
         return KnownFacts.model_validate(said)
     except ValidationError as error:
-        raise FileError(f"what was said of the import, {first_fault(error)}") from None
+        raise FileError(f"options of the import, {first_fault(error)}") from None

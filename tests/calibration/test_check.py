@@ -150,7 +150,7 @@ def test_too_few_requests_tell_nothing(tmp_path: Path) -> None:
         measured(tmp_path, server.http_url, requests=4, users="[1]", osl_cv=1.0)
         result = call("check", 1, "--tolerance", 0.5)
     assert result.exit_code == 2 and result.stderr.splitlines()[-1].startswith(
-        "error: whether run 1 holds cannot be told"
+        "error: whether run 1 holds is undecided"
     )
 
 
@@ -195,7 +195,7 @@ def test_a_server_that_dies_in_a_check_leaves_no_run_to_go_on_with(
     monkeypatch.setattr(check.sweep, "run", dies)
     result = call("check", 1)
     assert result.exit_code == 2
-    assert result.stderr.strip() == "error: it died; nothing can be told: run the same command again"
+    assert result.stderr.strip() == "error: it died; undecided: run the same command again"
 
 
 @given(ratio=st.floats(0.3, 3.0), error=st.floats(0.001, 0.3), tolerance=st.floats(0.01, 0.4))

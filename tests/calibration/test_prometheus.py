@@ -127,8 +127,8 @@ def test_every_kind_of_server_is_found_by_its_model(
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("rt", "TensorRT-LLM tells no histogram of ISL (their mean is 320): give --isl-law"),
-        ("tr", "Triton tells no histogram of ISL: give --isl-law"),
+        ("rt", "TensorRT-LLM has no histogram of ISL (their mean is 320): give --isl-law"),
+        ("tr", "Triton has no histogram of ISL: give --isl-law"),
     ],
 )
 def test_servers_without_lengths_say_so(
@@ -144,9 +144,9 @@ def test_servers_without_lengths_say_so(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--model", "nobody"), "no model 'nobody' there: give --model, one of 'day'"),
-        ((), "several models there: give --model, one of 'day', 'm\""),
-        (("--metrics", "sglang", "--label", "namespace=none"), "nothing of sglang:num_requests_total in the 1800s"),
+        (("--model", "nobody"), "it has no model 'nobody': give --model, one of 'day'"),
+        ((), "it has several models: give --model, one of 'day', 'm\""),
+        (("--metrics", "sglang", "--label", "namespace=none"), "no samples of sglang:num_requests_total in the 1800s"),
         (("--from", "2020-01-01", "--to", "2020-01-02", "--model", "day"), "nothing of vllm:request_success_total"),
         (("--model", "day", "--step", "20s"), "a --step of two scrapes or more"),
         (("--model", "day", "--from", "-1x"), "--from '1x': write it as"),
@@ -223,22 +223,22 @@ while True:
 # --- What is no Prometheus
 
 ANSWERS: dict[str, tuple[int, bytes, str]] = {
-    "unauthorized": (401, b"no", "HTTP 401, it asks for a key: name its variable by --api-key-env"),
-    "page": (200, b"<html>", "not an answer of Prometheus: no JSON"),
-    "missing": (404, b"not found", "HTTP 404: no HTTP API of Prometheus there"),
+    "unauthorized": (401, b"no", "HTTP 401, it asks for a key: name its environment variable with --api-key-env"),
+    "page": (200, b"<html>", "not an answer of Prometheus: not JSON"),
+    "missing": (404, b"not found", "HTTP 404: no Prometheus HTTP API there"),
     "list": (200, b"[1, 2]", "not an answer of Prometheus: no vector"),
-    "deep": (200, b"[" * 100_000, "not an answer of Prometheus: no JSON"),
+    "deep": (200, b"[" * 100_000, "not an answer of Prometheus: not JSON"),
     "kind": (200, b'{"status": "success", "data": {"resultType": "scalar", "result": []}}', "no vector"),
-    "series": (200, b'{"status": "success", "data": {"resultType": "vector", "result": [3]}}', "no objects"),
+    "series": (200, b'{"status": "success", "data": {"resultType": "vector", "result": [3]}}', "not objects"),
     "labels": (
         200,
         b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {"a": 1}, "value": [1, "2"]}]}}',
-        "labels that are no text",
+        "labels that are not text",
     ),
     "sample": (
         200,
         b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1]}]}}',
-        "a sample that is no time and number",
+        "a sample that is not a time and a number",
     ),
     "refused": (400, b'{"status": "error", "error": "too\\nmany\\u001b[31m samples"}', "refuses the query ('too many"),
     "half": (200, b"", "the answer is incomplete"),
@@ -283,9 +283,9 @@ def test_what_is_no_prometheus_is_one_line(odd: str, name: str, capsys: pytest.C
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("prometheus:9090", "is no URL of a server"),
-        ("ftp://host", "is no URL of a server"),
-        ("http://host:port", "is no URL of a server"),
+        ("prometheus:9090", "is not the URL of a server"),
+        ("ftp://host", "is not the URL of a server"),
+        ("http://host:port", "is not the URL of a server"),
         ("http://me:secret@host", "would be seen by others"),
         (f"http://{HOST}:1", "does not answer"),
     ],

@@ -91,7 +91,7 @@ def test_the_count_after_a_few_levels_is_that_of_the_whole_grid(mock: str, tmp_p
     assert measured["assumed"] == {"precision": "bf16", "tp": "1"}
     points = Store().points(1)
     assert measured["points"] == len(points) and 0 < measured["minutes"] <= 0.8
-    assert "to go" in result.stderr and "taken: tp 1" in result.stderr
+    assert "left" in result.stderr and "assumed: tp 1" in result.stderr
     (tmp_path / "plan.json").write_text(result.stdout)
     report = ["report", "--plan", str(tmp_path / "plan.json"), "--out", str(tmp_path / "plan.html")]
     assert CliRunner().invoke(cli, report).exit_code == 0
@@ -144,7 +144,7 @@ def test_the_planned_load_is_verified_on_the_server_and_found_again_later(mock: 
     else:  # the level was fitted, and the plan leans on another load
         assert later["verification"] is None
     again = size(f"http://{mock}", **few | {"minutes": 0.01})
-    assert "going on with run 1" in again.stderr and again.exit_code == 0
+    assert "continuing run 1" in again.stderr and again.exit_code == 0
 
 
 def reads(process: subprocess.Popen[str], word: str) -> str:
@@ -177,7 +177,7 @@ def test_ctrl_c_tells_the_answer_so_far_and_a_killed_call_is_gone_on_with(mock: 
     assert Store().run(1).state == "lost"
 
     with subprocess.Popen(command, **pipes) as stopped:
-        reads(stopped, "going on with run 1")
+        reads(stopped, "continuing run 1")
         reads(stopped, " requests/s")
         reads(stopped, "to go")
         stopped.send_signal(signal.SIGINT)
@@ -251,7 +251,7 @@ def test_a_wrong_key_is_one_line_without_the_key(monkeypatch: pytest.MonkeyPatch
 def test_a_server_that_ends_answers_early_is_told_at_once() -> None:
     with openai_server(Manners(tires_after=7, ttft_s=0.2, itl_s=0.02)) as server:
         line = refused(size(server.url, model=MODEL))
-    assert "other lengths than asked for" in line and "5 tokens in the answer" in line
+    assert "other lengths than requested" in line and "5 tokens in the answer" in line
     *_, point = Store().points(1, as_measured=True)
     assert point.void and "wrong_lengths: " in point.notes
 
@@ -321,7 +321,7 @@ def test_the_only_model_of_a_server_need_not_be_named() -> None:
         assert "the server lists one, two" in refused(size(server.url, model=None))
     with openai_server() as server:  # the next thing that is missing
         result = size(server.url, model=None, gpu=None)
-        assert "give --gpu" in refused(result) and f"taken: model {MODEL}" in result.stderr
+        assert "give --gpu" in refused(result) and f"model {MODEL}, the only one" in result.stderr
 
 
 def test_what_a_server_does_not_say_of_itself_is_asked_for() -> None:

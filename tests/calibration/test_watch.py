@@ -146,7 +146,7 @@ def for_goodput(plan: Path, tmp_path: Path) -> Path:
     return path
 
 
-NOT_COMPARED = "The plan's limit on 99 % goodput is not compared: histograms tell no such share"
+NOT_COMPARED = "The plan's limit on 99 % goodput is not compared: histograms have no such share"
 
 
 def test_a_limit_that_no_histogram_tells_is_named(plan: Path, for_goodput: Path) -> None:

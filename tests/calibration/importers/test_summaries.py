@@ -121,7 +121,7 @@ def test_guidellms_tpot_and_vllms_itl_are_never_taken_for_itl() -> None:
     assert imported("guidellm_v2.json").itl_mean_s == pytest.approx(0.01)
     vllm = imported("vllm.json")
     assert vllm.itl_mean_s == pytest.approx(0.01)
-    assert "4.0 tokens a response" in vllm.notes
+    assert "4.0 tokens per response" in vllm.notes
     assert "weighted by tokens" in imported("guidellm_v2.json").notes
 
 

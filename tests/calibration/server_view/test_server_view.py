@@ -269,7 +269,7 @@ def test_a_page_missed_in_the_middle_is_a_note(
     with serving(answer) as url, Scraper(url, "ensemble", every_s=0.02) as scraper:
         wait_for(lambda: len(scraper._pages) > 2)
     (note,) = scraper.notes()
-    assert note.startswith("server metrics missed ")
+    assert "readings of the metrics failed, first: " in note
     assert says in note
     assert scraper.means()["finished_per_s"] > 0
 
@@ -482,7 +482,7 @@ def test_a_restart_of_llama_cpp_is_seen_though_it_counts_no_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("served", "notes"), [(50, []), (3, ["the server was restarted between the level before and this one"])]
+    ("served", "notes"), [(50, []), (3, ["the server was restarted between the previous level and this one"])]
 )
 def test_a_restart_between_two_levels_is_a_note(served: int, notes: list[str]) -> None:
     before = parse_page(page_text(served=50), "test", 0.0)

@@ -411,12 +411,12 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     trace, seen, fleet = found.trace, found.replayed, found.plan.answer
     ends = f"{trace.clock(float(trace.arrival_s[0]))} to {trace.clock(float(trace.arrival_s[-1]))}"
     bursts = dispersion(trace)
-    varying = "" if isnan(bursts) else f"; requests of a second vary {bursts:.2g} times as much as at random (Poisson)"
+    varying = "" if isnan(bursts) else f"; counts per second vary {bursts:.2g} times as much as Poisson arrivals would"
     worst = found.worst_hour
     lines = [
         f"Trace: {len(trace):,} requests from {ends}, {significant(trace.rate_per_s)} requests/s on average and "
         f"{significant(found.plan.question.workload.rate_per_s)} in the busiest hour{varying}",
-        f"Replayed: {percent(seen.goodput(), 2)} of the requests are inside all limits on requests"
+        f"Replayed: {percent(seen.goodput(), 2)} of the requests meet all limits on requests"
         f"{' of their class' if seen.classes else ''}; in the worst hour, "
         f"{trace.clock(seen.hours[worst].from_s)}, {percent(seen.goodput(worst), 1)}",
     ]
@@ -425,14 +425,10 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     if again := found.sampling:
         low, high = ((working + fleet.spare) * fleet.candidate.gpus for working in (again.low, again.high or 0))
         told = f"{low} GPUs or more" if again.high is None else f"{counts(low, high)} GPUs"
-        lines.append(
-            f"Other traffic of the kind ({again.blocks} {again.of}, drawn again and again): {told} in 90 % of cases"
-        )
-    hours = sum(found.needed) + fleet.spare * len(found.needed)
-    most = fleet.replicas * len(found.needed)
+        lines.append(f"Other traffic of this kind ({again.blocks} {again.of}, resampled): {told} in 90 % of cases")
     lines.append(
-        f"{hours * fleet.candidate.gpus:,} GPU-hours where the fleet follows the rate of each hour, "
-        f"{most * fleet.candidate.gpus:,} where it does not"
+        f"{significant(found.gpu_hours)} GPU-hours if the fleet follows the rate of each hour, "
+        f"{significant(found.constant_gpu_hours)} if it does not"
     )
     lines += (capital(note) for note in found.notes)
     return tuple(lines)

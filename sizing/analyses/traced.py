@@ -33,7 +33,9 @@ FINE = 256
 FIRST_STEP = 0.06
 """Share of the fleet by which the search first departs from where it starts; each further step is twice as long."""
 FARTHEST = 64
-"""Times the replicas that the formula gives, beyond which no fleet is looked for."""
+"""The search ends at this many times the replicas that the formula gives."""
+PACE = 0.02
+"""Relative error of the pace up to which a fleet serves a trace."""
 DRAWS = 2000
 FEWEST_BLOCKS = 8
 BAND = (0.05, 0.95)
@@ -50,8 +52,8 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Working replicas that 5 % and 95 % of resampled traces need at most; `blocks` of them were drawn, each an hour or
-    a day. `high` is None where no fleet within reach serves so many of them."""
+    """Working replicas that are enough for 5 % and for 95 % of the resampled traces, each of `blocks` hours or days
+    (`of`). `high` is None if no fleet within reach serves that many of them."""
 
     low: int
     high: int | None
@@ -61,16 +63,23 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracePlan:
-    """The fleets for a trace. `replayed`: the answer at the trace's own pace; `needed`: of each hour the working
-    replicas, by formula in proportion; `sampling`: None where the trace has too few hours to tell; `notes`: on how its
-    file was read."""
+    """The fleets for a trace. `sla`: as it was asked for; where classes have limits of their own, the question of
+    `plan` has the `loosest` in its place. `replayed`: the answer at the trace's own pace; `needed`: the working
+    replicas of each hour, by formula in proportion; `sampling`: None where the trace has too few hours to tell;
+    `notes`: on how its file was read."""
 
     plan: Plan
+    sla: Sla
     trace: Trace
     replayed: Replayed
     needed: tuple[int, ...]
     sampling: Sampling | None
     notes: tuple[str, ...] = ()
+
+    @property
+    def question(self) -> Question:
+        """The question of the plan with the SLA that was asked for."""
+        return replace(self.plan.question, sla=self.sla)
 
     @property
     def worst_hour(self) -> int:
@@ -82,6 +91,18 @@ class TracePlan:
         """The limit with the least room, and the requests it speaks of: those of a class, or all."""
         each = ((seen, limit) for seen in self.replayed.parts for limit in seen.sla.limits)
         return max(each, key=lambda one: one[0].value_s(one[1]) / one[1].limit_s)
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours over the trace where the fleet follows the rate of each hour; the spares run all the time."""
+        answer = self.plan.answer
+        working_s = sum(needed * lasts_s for needed, lasts_s in zip(self.needed, lasting_s(self.trace), strict=True))
+        return (working_s + answer.spare * self.trace.span_s) / HOUR_S * answer.candidate.gpus
+
+    @property
+    def constant_gpu_hours(self) -> float:
+        """GPU-hours over the trace of the whole fleet."""
+        return self.plan.answer.gpus * self.trace.span_s / HOUR_S
 
 
 def lengths_of(trace: Trace) -> Lengths:
@@ -105,8 +126,8 @@ def ranks(values: NDArray[np.integer[Any]]) -> Floats:
 
 
 def busiest_rate_per_s(trace: Trace) -> float:
-    """Requests/s of the hour with the most of them; of a trace below an hour its mean. Raises TraceError where all
-    requests come at once, at no rate."""
+    """Requests/s of the busiest hour; for a trace shorter than an hour its mean. Raises TraceError if all requests
+    arrive at once, which is no rate."""
     if not trace.span_s:
         raise TraceError("all requests of the trace arrive at once: at no rate that could be sized for")
     most = max(hour.last - hour.first for hour in hours(trace))
@@ -114,7 +135,7 @@ def busiest_rate_per_s(trace: Trace) -> float:
 
 
 def peak_factor(trace: Trace) -> float:
-    """The rate of the busiest hour over the mean, as far as a question may say."""
+    """The rate of the busiest hour over the mean, within the range of a question's peak factor."""
     return float(min(max(busiest_rate_per_s(trace) / trace.rate_per_s, 1.0), PEAK_FACTOR.high))
 
 
@@ -145,7 +166,8 @@ def class_slas(trace: Trace, sla: Sla, given: Sequence[str]) -> tuple[Sla, ...]:
 
 
 def loosest(slas: Sequence[Sla]) -> Sla:
-    """What all requests together keep where each class keeps its SLA: the loosest limit on each metric that all limit.
+    """The SLA that all requests together meet if each class meets its own: the loosest limit on each metric that all
+    classes limit.
 
     If p of the requests of every class are within limits of L at most, so are p of all. So it is with goodput, judged
     by the limits that all have. Raises ScenarioError where there is no such metric.
@@ -191,7 +213,7 @@ def plan_trace(
     Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
     """
     check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
-    question = replace(question, sla=loosest(slas)) if slas else question
+    sla, question = question.sla, replace(question, sla=loosest(slas)) if slas else question
     left_out = list(rejected)
     if prefix_cache:
         trace = trace.continued()
@@ -203,23 +225,22 @@ def plan_trace(
     left_out += too_small
     replayed: dict[int, Fleet | Rejection] = {}  # by the candidate's identity: candidates have arrays and no hash
 
-    def surveyed(alike: Question) -> list[Fleet | Rejection]:
-        others = (
-            one for one in survey(alike, fitting) if isinstance(one, Rejection) or id(one.candidate) not in replayed
-        )
-        return [*others, *replayed.values()]
+    def surveyed(rate_per_s: float) -> list[Fleet | Rejection]:
+        workload = replace(question.workload, rate_per_s=rate_per_s)
+        each = survey(replace(question, workload=workload), fitting)
+        others = [one for one in each if isinstance(one, Rejection) or id(one.candidate) not in replayed]
+        return [*(_at_rate(one, question.workload.rate_per_s, rate_per_s) for one in others), *replayed.values()]
 
-    sized = surveyed(question)
+    rate_per_s = question.workload.rate_per_s
+    sized = surveyed(rate_per_s)
     runs: dict[int, Replays] = {}
     while (best := cheapest(question, sized)) and id(best.candidate) not in replayed:
         own = runs[id(best.candidate)] = Replays(question, trace, best.candidate, slas, seed, progress)
         seen = replayed[id(best.candidate)] = of_trace(own, best.working)
         sized[sized.index(best)] = seen
         if len(replayed) == 1 and isinstance(seen, Fleet) and seen.working != best.working:
-            rate_per_s = question.workload.rate_per_s * seen.working / best.working
-            sized = surveyed(replace(question, workload=replace(question.workload, rate_per_s=rate_per_s)))
-    found = (_of_question(question, fleet) for fleet in sized if isinstance(fleet, Fleet))
-    fleets = sorted(found, key=lambda fleet: cost(question, fleet))
+            sized = surveyed(rate_per_s * seen.working / best.working)
+    fleets = sorted((each for each in sized if isinstance(each, Fleet)), key=lambda fleet: cost(question, fleet))
     misses = sorted((*(miss for miss in sized if isinstance(miss, Rejection)), *left_out), key=distance_from_sla)
     if not fleets:
         asked = "the SLA of every class" if slas else str(question.sla)
@@ -230,22 +251,20 @@ def plan_trace(
     question = finding(question, final.hit_rate()) if prefix_cache else question
     same_gpu = [candidate for candidate in fitting if candidate.gpu == answer.candidate.gpu]
     plan = Plan(question, tuple(fleets), tuple(misses), mean_based(question, same_gpu))
-    return TracePlan(plan, trace, final, by_hour(question, trace, answer), sampling(own, answer.working))
+    return TracePlan(plan, sla, trace, final, by_hour(question, trace, answer), sampling(own, answer.working))
 
 
-def _of_question(question: Question, fleet: Fleet) -> Fleet:
-    """A fleet with the rates of the trace in place of those at which the formula was asked."""
-    each_per_s = question.workload.rate_per_s / fleet.working
-    return replace(
-        fleet,
-        load_per_s=each_per_s,
-        capacity_per_s=each_per_s / (1 - question.headroom),
-        requests_per_s_per_replica=each_per_s,
-    )
+def _at_rate(found: Fleet | Rejection, rate_per_s: float, surveyed_per_s: float) -> Fleet | Rejection:
+    """A fleet that was surveyed at another rate, because Poisson arrivals at that one are as demanding as the trace."""
+    if isinstance(found, Rejection):
+        return found
+    share = rate_per_s / surveyed_per_s
+    rates = ("load_per_s", "capacity_per_s", "requests_per_s_per_replica")
+    return replace(found, **{name: share * getattr(found, name) for name in rates})
 
 
 def finding(question: Question, hit_rate: float) -> Question:
-    """The question for prompts of which so large a share is found in the prefix cache, as many tokens of each."""
+    """The question for prompts of which this share of the tokens is found in the prefix cache."""
     tokens = int(hit_rate * question.workload.lengths.isl)
     return replace(question, workload=replace(question.workload, prefix=Prefix(tokens, 1.0) if tokens else Prefix()))
 
@@ -297,11 +316,11 @@ class Replays:
 
     @property
     def speed(self) -> float:
-        """Of the replays that a fleet must pass, for its headroom."""
+        """Speed of the replays that a fleet must pass, for its headroom."""
         return 1 / (1 - self.question.headroom)
 
     def at(self, replicas: int, *, speed: float | None = None, to_the_end: bool = True) -> Replayed:
-        """The fleet of so many replicas; without `to_the_end` perhaps not finished."""
+        """The replay on this many replicas; without `to_the_end` it may be unfinished."""
         pace = self.speed if speed is None else speed
         known = self.done.get((replicas, pace))
         if known is None or (to_the_end and not known.whole):
@@ -325,6 +344,17 @@ class Replays:
         """True if the fleet passes with its headroom."""
         return self.at(replicas, to_the_end=False).meets
 
+    def fastest(self, replicas: int, fails_at: float) -> float:
+        """The highest speed at which a fleet that `meets` passes, within `PACE`; it is known to fail at `fails_at`."""
+        passes_at = self.speed
+        while fails_at > (1 + PACE) * passes_at:
+            speed = math.sqrt(passes_at * fails_at)
+            if self.at(replicas, speed=speed, to_the_end=False).meets:
+                passes_at = speed
+            else:
+                fails_at = speed
+        return passes_at
+
 
 def of_trace(runs: Replays, start: int) -> Fleet | Rejection:
     """The smallest fleet of a candidate whose replay meets the SLA, searched from `start` replicas."""
@@ -343,13 +373,16 @@ def of_trace(runs: Replays, start: int) -> Fleet | Rejection:
     stable_per_s = stable_rate_per_s(candidate.replica, lengths, question.workload.prefix)
     predicted = runs.at(working, speed=1.0).prediction(rate_per_s / working / stable_per_s)
     low, high = capacity_band(candidate, question.setting(working))
+    one_fewer_fails_at = runs.speed * working / (working - 1) if working > 1 else math.inf
+    speed = runs.fastest(working, min(one_fewer_fails_at, stable_per_s * working / rate_per_s))
+    capacity_per_s = rate_per_s * speed / working
     return Fleet(
         candidate=candidate,
         working=working,
         spare=question.spare,
         load_per_s=rate_per_s / working,
-        capacity_per_s=rate_per_s * runs.speed / working,
-        requests_per_s_per_replica=rate_per_s / working,
+        capacity_per_s=capacity_per_s,
+        requests_per_s_per_replica=capacity_per_s * (1 - question.headroom),
         predicted=predicted,
         binding=predicted.binding(question.sla),
         working_low=max(1, math.ceil(working / high)),
@@ -387,14 +420,18 @@ def smallest(meets: Callable[[int], bool], start: int) -> int | None:
 
 def by_hour(question: Question, trace: Trace, fleet: Fleet) -> tuple[int, ...]:
     """Working replicas that the rate of each hour needs: by formula, in proportion to what the whole trace needs."""
-    last_s = float(trace.arrival_s[-1])
     found = []
-    for hour in hours(trace):
-        lasts_s = min(hour.until_s, last_s) - max(hour.from_s, float(trace.arrival_s[0]))
+    for hour, lasts_s in zip(hours(trace), lasting_s(trace), strict=True):
         rate_per_s = (hour.last - hour.first) / max(lasts_s, 60.0)
         then = replace(question, workload=replace(question.workload, rate_per_s=rate_per_s))
         found.append(min(resized(then, question, fleet)[0], fleet.working))
     return tuple(found)
+
+
+def lasting_s(trace: Trace) -> tuple[float, ...]:
+    """Seconds of each hour between the first request of the trace and the last."""
+    first_s, last_s = float(trace.arrival_s[0]), float(trace.arrival_s[-1])
+    return tuple(min(hour.until_s, last_s) - max(hour.from_s, first_s) for hour in hours(trace))
 
 
 def sampling(runs: Replays, working: int) -> Sampling | None:

@@ -22,7 +22,7 @@ from sizing.plans import Cost, Fleet, Rejection, cost_at
 from sizing.points import Point
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.text import Extras, cautions, fleet_json, of_all_json, rejection_json, verification_json
+from sizing.text import Extras, cautions, fleet_json, of_all_json, question_json, rejection_json, verification_json
 from sizing.trace import dispersion
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ KEYS: Mapping[str, Callable[[Any, Question], dict[str, Any]]] = {
     "tuned": lambda found, question: {"tuned": tuned_json(found, question)},
     "mix": lambda found, _: {"mix": mix_json(found)},
     "pools": lambda found, question: {"disaggregated": pools_json(found, question)},
-    "trace": lambda found, _: {"trace": trace_json(found)},
+    "trace": lambda found, _: {"trace": trace_json(found), "question": question_json(found.question)},
     "goodput_prices": lambda prices, _: {"goodput_price": [*map(goodput_price_json, prices)]},
     "sessions": lambda found, question: _of_sessions(found, question),
     "verification": lambda found, _: {"verification": verification_json(found)},

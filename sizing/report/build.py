@@ -331,7 +331,7 @@ REMARKS = ("verification", "pools", "mix", "tuned")
 def report_of(plan: Plan, curve: LoadCurve | None, extras: Extras, cover: Cover) -> Report:
     """The report of a plan. `curve` and `extras` are of its answer; the plan is that of `extras.trace` or of
     `extras.sessions` where there is one. No formula draws latencies of sessions: `curve` is then None."""
-    question, fleet, sessions, replayed = plan.question, plan.answer, extras.sessions, extras.trace is not None
+    question, fleet, sessions, traced = plan.question, plan.answer, extras.sessions, extras.trace
     load, sections = sessions.load if sessions else None, dict[str, Any]()
     for name, fill in SECTIONS.items():
         if value := getattr(extras, name):
@@ -347,7 +347,7 @@ def report_of(plan: Plan, curve: LoadCurve | None, extras: Extras, cover: Cover)
         sentence=answer.sentence(plan),
         reason="",
         working=answer.working(plan),
-        inputs=asked_of(question, load, replayed),
+        inputs=asked_of(traced.question if traced else question, load, replayed=traced is not None),
         limits=session_limit_rows(question, fleet) if sessions else limit_rows(question, fleet),
         curves=load_curves(question, fleet, curve) if curve else None,
         configurations=tuple(configuration(question, each) for each in plan.fleets[:MOST_ROWS]),
@@ -357,7 +357,11 @@ def report_of(plan: Plan, curve: LoadCurve | None, extras: Extras, cover: Cover)
         warnings=tuple(answer.cautions(fleet.warnings)),
         includes=tuple(includes(question, fleet)),
         excludes=EXCLUDES,
-        assumptions=tuple(answer.session_assumptions(sessions) if sessions else assumptions(question, fleet, replayed)),
+        assumptions=tuple(
+            answer.session_assumptions(sessions)
+            if sessions
+            else assumptions(question, fleet, replayed=traced is not None)
+        ),
         sources=tuple(source_of(each) for each in plan.fleets[:MOST_ROWS]),
         accuracy=accuracy(fleet),
         evidence=evidence(),

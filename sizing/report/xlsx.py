@@ -392,29 +392,37 @@ NO_ONE_LENGTH = "Such sheets take requests of one ISL and OSL each; turns of a s
 
 
 def tco(report: Report) -> Table:
-    """One row for each configuration: a single replica with its GPUs, at the load it is planned for.
+    """One row for each configuration: a single replica with its GPUs, at the load it is planned for; of recorded
+    traffic, each that was replayed at the mean load of the trace, as its latencies are of the whole trace.
 
     Latencies in milliseconds; tokens per second are output tokens; concurrency is the mean of requests in flight.
     None of sessions, whose turns have no one ISL and OSL.
     """
     if report.sessions is not None:
         return Table("TCO rows", TCO_COLUMNS, (), empty=NO_ONE_LENGTH)
-    isl, osl = report.given("isl") or 0.0, report.given("osl") or 0.0
-    rows = tuple(tco_row(report.model, found, isl, osl, report.given("rate_per_s")) for found in report.configurations)
-    note = "One replica of each configuration at the planned load; tokens per second are output tokens."
+    isl, osl, rate_per_s = (report.given(key) or 0.0 for key in ("isl", "osl", "rate_per_s"))
+    shown, load = report.configurations, "of each configuration at the planned load"
+    if report.traffic is not None:
+        shown = tuple(found for found in shown if found.verified_by == "simulation")
+        rate_per_s /= report.given("peak_factor") or 1.0
+        load = "of each configuration that was replayed, at the mean load of the trace"
+    rows = tuple(tco_row(report.model, found, isl, osl, rate_per_s) for found in shown)
+    note = f"One replica {load}; tokens per second are output tokens."
     return Table("TCO rows", TCO_COLUMNS, rows, empty="No configuration meets the SLA.", note=note)
 
 
-def tco_row(model: str, found: Configuration, isl: float, osl: float, rate_per_s: float | None) -> tuple[Cell, ...]:
+def tco_row(model: str, found: Configuration, isl: float, osl: float, rate_per_s: float) -> tuple[Cell, ...]:
     """The row of one configuration."""
     latencies = {each.metric: each for each in found.latencies}
-    per_replica = rate_per_s / found.working.value if rate_per_s and found.working.value else None
+    per_replica = rate_per_s / found.working.value if found.working.value else None
     tokens_per_s = None if per_replica is None else per_replica * osl
+    mean_s = latencies["e2e"].mean.value if "e2e" in latencies else None
+    in_flight = None if per_replica is None or mean_s is None else per_replica * mean_s  # Little's law
     return (
         *(model, found.gpu, Quantity(found.gpus_per_replica, "GPUs", "given"), found.precision, found.execution),
         *(in_ms(latencies.get(metric), figure) for metric, _ in METRICS for figure, _ in FIGURES),
         *(Quantity(per_replica, "requests/s", found.basis), Quantity(tokens_per_s, "output tokens/s", found.basis)),
-        *(f"{isl:g}_{osl:g}", found.in_flight),
+        *(f"{isl:g}_{osl:g}", Quantity(in_flight, "requests", found.basis)),
     )
 
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from sizing.cli import cli
 from sizing.report.model import from_dict
 from sizing.report.write import render
+from sizing.report.xlsx import TCO_COLUMNS
 from tests.sizing.report_cases import Page, pdf_text, rows_below, sheets, squeezed
 from tests.sizing.test_cli import run
 
@@ -51,7 +52,7 @@ def test_the_answer_tells_of_hours_and_bands(traffic: Path, capsys: pytest.Captu
     assert code == 0
     assert "requests/s on average and 6 in the busiest hour" in out
     assert "in the worst hour, 04:00" in out
-    assert "10 hours, drawn again and again" in out and "GPU-hours where the fleet follows" in out
+    assert "10 hours, resampled" in out and "GPU-hours if the fleet follows" in out
     assert "The worst of 10 hours" in out
 
 
@@ -76,11 +77,15 @@ def test_reports_hold_the_traffic(answer: dict[str, Any]) -> None:
     page = Page(render(found, "html").decode())
     assert "Recorded traffic" in page.text and "in the worst hour, 04:00" in page.text
     printed = pdf_text(render(found, "pdf"))
-    assert squeezed("Recorded traffic") in printed and squeezed("drawn again and again") in printed
+    assert squeezed("Recorded traffic") in printed and squeezed("10 hours, resampled") in printed
     book = sheets(render(found, "xlsx"))
     assert {row[0] for row in book["Answer"]} >= set(found.traffic.lines)
     rows = rows_below(book["Recorded traffic"], "Hour")
     assert [row[0] for row in rows][:10] == [f"{hour:02d}:00" for hour in range(10)]
+    (replica,) = (dict(zip(TCO_COLUMNS, row, strict=True)) for row in rows_below(book["TCO rows"], "Model"))
+    working, mean_s = answer["replicas"] - answer["spare"], answer["predicted"]["e2e"]["mean_s"]
+    assert replica["Requests per Second"] == pytest.approx(answer["trace"]["rate_per_s"] / working)
+    assert replica["Concurrency"] == pytest.approx(replica["Requests per Second"] * mean_s)
 
 
 def test_a_window_and_a_scale(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +125,7 @@ def test_a_refused_trace_has_its_own_arrivals(traffic: Path, capsys: pytest.Capt
         (["--trace-window", "2024-05-10..2024-05-11"], "no dates"),
         (["--trace-scale", "0"], "must be above 0"),
         (["--trace-scale", "-1"], "must be above 0"),
+        (["--turns", "3"], "--turns goes with --users or --sessions-per-s"),
     ],
 )
 def test_what_does_not_go_is_one_line(
@@ -168,6 +174,9 @@ def test_classes_have_limits_and_figures_of_their_own(
     assert "SLA of each class" in page.text and squeezed("SLA of each class") in printed
     assert "over all requests of" in page.text and "Poisson arrivals of the trace's lengths" in page.text
     assert ("Arrivals", "as recorded") in [(row.name, row.value) for row in found.inputs]
+    assert found.given("ttft_p95_s") == 1.0, "as asked, not the loosest of the classes' limits"
+    assert answer["question"]["sla"] == {"ttft": "p95:1s", "itl": "p95:0.03s"}
+    assert [row.limit.value for row in found.limits] == [3.0]
     rows = rows_below(sheets(render(found, "xlsx"))["Classes"], "Class")
     assert [(row[0], row[2]) for row in rows[:3]] == [("chat", "p95 TTFT"), ("chat", "p95 ITL"), ("agents", "p99 TTFT")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
+from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.traced import (
     busiest_rate_per_s,
     by_memory,
@@ -92,6 +94,40 @@ def test_the_answer_is_replayed_and_has_its_headroom() -> None:
     faster = Trace(trace.arrival_s * 0.75, trace.isl, trace.osl)
     least = plan_trace(asked(faster), faster, [candidate()]).plan.answer.working
     assert answer.working == least
+
+
+@pytest.mark.parametrize(("rate_per_s", "working"), [(1.0, 1), (40.0, None)])
+def test_a_replica_carries_what_the_fleet_serves_at_most(rate_per_s: float, working: int | None) -> None:
+    """The trace may become faster until a replica has its capacity; no larger fleet is then needed than before."""
+    trace = traffic(1, rate_per_s, 0.2)
+    question = asked(trace, headroom=0.2)
+    answer = plan_trace(question, trace, [candidate()]).plan.answer
+    assert answer.working == working or working is None
+    speed = answer.capacity_per_s / answer.load_per_s
+    fleet = partial(replay, candidate().replica, trace, question.workload, SLA, replicas=answer.working)
+    assert speed > 1 / (1 - 0.2) and fleet(speed=speed).meets
+    assert (
+        speed * 1.03 > answer.working / (answer.working - 1 or math.nan) / (1 - 0.2)
+        or not fleet(speed=speed * 1.03).meets
+    )
+    assert question.replicas_at(answer.capacity_per_s) == answer.working
+    rate = next(row for row in sensitivities(question, answer) if row.name == "rate")
+    slower, faster = (effect.gpus for effect in rate.effects[1:3])
+    assert slower is not None and faster is not None and slower <= answer.gpus <= faster
+    assert question.workload.rate_per_s < answer.working * answer.requests_per_s_per_replica
+
+
+def test_hours_are_paid_for_as_long_as_they_last() -> None:
+    """An hour, two without requests, and 32 s: the fleet runs for three hours and 32 s, not for two hours."""
+    rng = np.random.default_rng(8)
+    hour_s = np.sort(rng.uniform(0, HOUR_S, 5 * 3600))
+    arrival_s = np.concatenate([[0.0], hour_s, 3 * HOUR_S + np.array([0.0, 32.0])])
+    trace = Trace(arrival_s, np.full(len(arrival_s), 800, np.int32), np.full(len(arrival_s), 100, np.int32))
+    found = plan_trace(asked(trace, spare=1), trace, [candidate()])
+    answer, hours = found.plan.answer, 3 + 32 / 3600
+    assert found.constant_gpu_hours == pytest.approx(answer.gpus * hours)
+    working = found.needed[0] + found.needed[1] * 32 / 3600
+    assert found.gpu_hours == pytest.approx((working + 1 * hours) * answer.candidate.gpus)
 
 
 def test_bursts_need_more_than_their_rate_says() -> None:

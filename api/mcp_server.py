@@ -25,9 +25,9 @@ from sizing.errors import TimeLimitReached, one_line
 from sizing.files import version
 
 LIMIT_S = 120.0
-"""CPU seconds of an answer: somebody talks with a model meanwhile."""
+"""CPU seconds for an answer: someone is waiting for it in a conversation."""
 LISTED = 8
-"""Alternatives and rejections told."""
+"""Most alternatives and rejections in an answer."""
 ABOUT = (
     "Sizes GPU fleets for serving language models. `plan` answers how many GPUs N requests/s need under latency limits "
     "on percentiles, `capacity` what a given number of GPUs carries, `compare` several plans, `explain` what decides a "
@@ -38,12 +38,12 @@ Answer = dict[str, Any]
 
 
 class NotAnswered(Exception):
-    """Why a tool has no answer, in one line."""
+    """A tool has no answer; one line says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What a model can call: its words, the form of its arguments, and what answers them."""
+    """A tool that a model can call: its description, the schema of its arguments, and the function that answers."""
 
     about: str
     form: Mapping[str, Any]
@@ -59,7 +59,7 @@ async def asked(workers: Workers, command: str, given: Mapping[str, Any]) -> Ans
     except TimeLimitReached as error:
         raise NotAnswered(one_line(str(error))) from None
     except (Full, Lost):
-        raise NotAnswered("the answer was lost: ask again, for less at once") from None
+        raise NotAnswered("the server is busy or lost the answer: ask again, fewer questions at once") from None
     if isinstance(found, Refused):
         raise NotAnswered(found.line)
     answer: Answer = json.loads(found)
@@ -67,15 +67,19 @@ async def asked(workers: Workers, command: str, given: Mapping[str, Any]) -> Ans
 
 
 FLEET = ("gpus", "gpus_low", "gpus_high", "replicas", "spare", "gpu", "tp", "pp", "dp", "ep", "precision", "engine")
-"""Of a fleet in one line; layouts' sizes of 1 are left out."""
+"""Keys that describe a fleet in one line; parallel sizes of 1 are left out."""
 SIZES = ("tp", "pp", "dp", "ep")
 OF_ALL = ("goodput", "rejected_share")
-"""Shares of all requests, where they were asked for or are not nothing."""
+"""Shares of all requests, if asked for or above zero."""
 BAND = ("gpus_low", "gpus_high")
+COST = (
+    *("cost_per_hour", "cost_per_million_output_tokens"),
+    *("power_kw_at_most", "kwh_per_million_output_tokens_at_most"),
+)
 
 
 def line_of(fleet: Mapping[str, Any]) -> Answer:
-    """A fleet in one line, with the figures that it has; a shared fleet has no band."""
+    """A fleet in one line, with the figures that are known; a shared fleet has no band."""
     figures = {key: fleet[key] for key in (*FLEET, "requests_per_s_per_gpu", "basis") if key in fleet}
     banded = figures.get("gpus_low") is not None
     return {
@@ -103,11 +107,12 @@ def milliseconds(predicted: Mapping[str, Mapping[str, float | None]]) -> Answer:
 
 
 def refused(answer: Mapping[str, Any]) -> Answer:
-    """Why no fleet meets the SLA: the nearest misses first."""
+    """Why no fleet meets the SLA, the nearest misses first, and ways to meet it."""
     return {
         "feasible": False,
         "why": answer["why"],
         "nearest": left_out(answer),
+        **picked(answer, "ways_out"),
     }
 
 
@@ -146,9 +151,10 @@ def tuned(found: Mapping[str, Any]) -> Answer:
 
 BESIDE: Mapping[str, Callable[[Any], Any]] = {
     "workloads": lambda found: [served(each) for each in found],
-    "sessions": lambda found: picked(
-        found, "sessions_in_flight", "sessions_per_s", "turns_per_s", "hit_rate", "gpus_per_100_in_flight"
-    ),
+    "sessions": lambda found: {
+        **picked(found, "sessions_in_flight", "sessions_per_s", "turns_per_s", "hit_rate", "gpus_per_100_in_flight"),
+        "routings": {name: picked(seen, "hit_rate", "meets_sla") for name, seen in found["routings"].items()},
+    },
     "disaggregated": pools,
     "mix": lambda found: found | {"groups": [line_of(each) | picked(each, "load_per_s") for each in found["groups"]]},
     "daily": lambda found: {
@@ -159,7 +165,7 @@ BESIDE: Mapping[str, Callable[[Any], Any]] = {
     "goodput_price": lambda found: found,
     "verification": lambda found: found["why"],
 }
-"""What a plan has beside its count where that was asked for, in the figures that one would quote."""
+"""Parts of a plan beside its count, by their JSON keys, each reduced to the figures that one would quote."""
 
 
 def beside(answer: Mapping[str, Any]) -> Answer:
@@ -171,7 +177,7 @@ def briefly(answer: Mapping[str, Any]) -> Answer:
     """A plan in the figures that one would quote."""
     if answer.get("feasible") is False:
         return refused(answer)
-    told = ("sentence", "working", "binding", "tightest", "source", "verified_by", "cost_per_hour", *OF_ALL)
+    told = ("sentence", "working", "binding", "tightest", "source", "verified_by", *COST, *OF_ALL)
     return {
         "feasible": True,
         **picked(answer, *told),

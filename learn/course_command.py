@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -28,7 +28,15 @@ from learn.course.demand import PEAK_SHARE, peak_from_mean
 from learn.course.shapes import Cost, Load, course_json, sizing_json
 from learn.course.throughput import SIX, goals_of
 from learn.course_printing import print_course, print_example
-from sizing.cli.options import as_json, options, set_by_hand, write_json
+from sizing.cli.options import (
+    as_json,
+    check_companions,
+    options,
+    options_as_typed,
+    refuse,
+    set_by_hand,
+    write_json,
+)
 from sizing.errors import ScenarioError
 from sizing.numbers import percent
 from sizing.plans import NoFeasiblePlan, Plan
@@ -46,10 +54,18 @@ Examples:
 """
 
 
+COMPANIONS: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("points",): ("ttft", "itl", "e2e", "percentile", "headroom", "spare"),
+    ("users",): ("requests_per_session", "session_s"),
+    ("server_price",): ("years", "hosting", "licence", "api"),
+}
+"""Parameters of which one must be given -> those that mean nothing without."""
+
+
 @click.command("course", epilog=EXAMPLES)
 @options(
-    click.option("--example", "example_", is_flag=True, help="The course's worked example, and where it errs."),
-    click.option("--points", type=click.Path(), help="Measured points (CSV) to choose from."),
+    click.option("--example", "example_", is_flag=True, help="Print the course's worked example, and where it errs."),
+    click.option("--points", type=click.Path(), help="CSV file of measured points to choose from."),
     click.option("--model", help="Model; with --points: only this one."),
     click.option("--precision", help="Precision; with --points: only this one."),
     click.option("--gpu", help="GPU; with --points: only this one."),
@@ -57,26 +73,61 @@ Examples:
     click.option("--isl", type=float, help="Input tokens; with --points: only these."),
     click.option("--osl", type=float, help="Output tokens; with --points: only these."),
     click.option("--concurrency", type=float, help="Concurrency; with --points: only this one."),
-    click.option("--requests-per-s", "measured_per_s", type=float, help="Of one instance, instead of --points."),
-    click.option("--ttft", help="Limit on the mean TTFT, for instance 300ms; p95:300ms for a percentile."),
-    click.option("--itl", help="The same on ITL."),
-    click.option("--e2e", help="The same on E2E."),
+    click.option(
+        "--requests-per-s",
+        "measured_per_s",
+        type=float,
+        help="Measured requests/s of one instance, instead of --points.",
+    ),
+    click.option(
+        "--ttft", help="With --points: limit on the mean TTFT, for instance 300ms, or on a percentile, p95:300ms."
+    ),
+    click.option("--itl", help="The same for ITL."),
+    click.option("--e2e", help="The same for E2E."),
     click.option("--peak", type=float, help="Requests/s at the peak."),
     click.option("--mean", type=float, help="Requests/s on average, instead of --peak."),
-    click.option("--per-year", type=float, help="Requests in a year, instead of --mean."),
-    click.option("--users", type=float, help="Users present at once, instead of --mean."),
-    click.option("--requests-per-session", type=float, help="Of one of these users."),
-    click.option("--session-s", type=float, help="How long a session takes, in seconds."),
-    click.option("--peak-factor", type=float, help="The peak is this many times the mean; without: Poisson's p95."),
-    click.option("--gpus-per-server", type=click.IntRange(1, 1024), default=8, show_default=True),
-    click.option("--server-price", type=float, help="For the cost: price of one server."),
-    click.option("--years", type=float, default=4.0, show_default=True, help="Over which it is written off."),
-    click.option("--hosting", type=float, default=0.0, show_default=True, help="Per server and year."),
-    click.option("--licence", type=float, default=0.0, show_default=True, help="Per GPU and year."),
-    click.option("--api", help="Prices of an API per million tokens in and out: 1,3."),
-    click.option("--percentile", type=int, default=95, show_default=True, help="Of our planner's limits."),
-    click.option("--headroom", type=float, default=0.2, show_default=True, help="That our planner keeps."),
-    click.option("--spare", type=int, default=1, show_default=True, help="Spare replicas that our planner keeps."),
+    click.option("--per-year", type=float, help="Requests per year, instead of --mean."),
+    click.option("--users", type=float, help="Users in a session at once, instead of --mean."),
+    click.option("--requests-per-session", type=float, help="With --users: requests per session."),
+    click.option("--session-s", type=float, help="With --users: duration of a session in seconds."),
+    click.option(
+        "--peak-factor",
+        type=float,
+        help="Peak over mean load. Default: the 95th percentile of Poisson arrivals in a second.",
+    ),
+    click.option(
+        "--gpus-per-server", type=click.IntRange(1, 1024), default=8, show_default=True, help="GPUs per server."
+    ),
+    click.option("--server-price", type=float, help="Price of a server, in any currency: also prints the cost."),
+    click.option(
+        "--years",
+        type=float,
+        default=4.0,
+        show_default=True,
+        help="With --server-price: years over which a server is written off.",
+    ),
+    click.option(
+        "--hosting",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="With --server-price: hosting per server and year.",
+    ),
+    click.option(
+        "--licence", type=float, default=0.0, show_default=True, help="With --server-price: licence per GPU and year."
+    ),
+    click.option(
+        "--api", help="With --server-price: prices of an API per million tokens in and out, for instance 1,3."
+    ),
+    click.option(
+        "--percentile",
+        type=int,
+        default=95,
+        show_default=True,
+        help="Percentile of the limits in this planner's answer.",
+    ),
+    click.option("--headroom", type=float, default=0.2, show_default=True, help="Headroom in this planner's answer."),
+    click.option("--spare", type=int, default=1, show_default=True, help="Spare replicas in this planner's answer."),
     as_json,
 )
 @click.pass_context
@@ -86,8 +137,15 @@ def course_command(context: click.Context, /, example_: bool, json_: bool, **giv
     A throughput counts only with its six parameters: model, precision, ISL, OSL, concurrency, TP.
     """
     if example_:
+        others = options_as_typed(context).keys() - {"example_", "json_"}
+        refuse(context, sorted(others), "does not go with --example: it has its own points, limits and load")
         write_json(example_json()) if json_ else print_example()
         return
+    check_companions(context, COMPANIONS)
+    if given["points"]:
+        refuse(context, ["measured_per_s"], "does not go with --points, which tell it")
+    if given["peak"] is not None:
+        refuse(context, ["peak_factor"], "does not go with --peak, which is the peak already")
     load, points = load_of(given), points_of(given, set_by_hand(context))
     goals = goals_of(**{metric: given[metric] for metric in OF_REQUESTS}) if given["points"] else ()
     chosen = best(points, goals) if given["points"] else throughput(points[0])
@@ -128,7 +186,7 @@ def mean_of(given: dict[str, Any]) -> float:
     return requests_per_s(given["users"], given["requests_per_session"], given["session_s"])
 
 
-def points_of(given: dict[str, Any], by_hand: Sequence[str]) -> list[Point]:
+def points_of(given: dict[str, Any], by_hand: Collection[str]) -> list[Point]:
     """The points of the file that have the parameters given, or the one point that the options describe."""
     if given["points"]:
         wanted = {name: given[name] for name in (*SIX, "gpu") if name in by_hand}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from learn.lesson import BATCHINGS, Load, Outcome, Setting, figures, run
 from learn.lesson.guide import Guide, guides
 from learn.lesson.picture import LEGEND, picture
 from learn.lesson.words import known, sentence
-from sizing.cli.options import as_json, options, set_by_hand, write_json
+from sizing.cli.options import F, as_json, options, options_as_typed, refuse, set_by_hand, write_json
 from sizing.cli.tables import console
 from sizing.errors import ScenarioError
 
@@ -26,32 +27,47 @@ Examples:
 LATENCIES = {"TTFT": ("ttft_mean", "ttft_p50"), "ITL": ("itl_mean", "itl_p50"), "E2E": ("e2e_mean", "e2e_p50")}
 
 
+USUAL = Setting()
+
+
+def setting_option(name: str, kind: Any, about: str) -> Callable[[F], F]:
+    """The option of a setting of the lesson, with what it is without one."""
+    return click.option(
+        f"--{name.replace('_', '-')}", type=kind, help=f"{about} [default: that of --step, or {getattr(USUAL, name)}]"
+    )
+
+
 @click.command("lesson", epilog=EXAMPLES)
 @options(
-    click.option("--step", help="A guided step, by its name; --all lists them."),
-    click.option("--all", "all_", is_flag=True, help="The figures of all guided steps side by side."),
-    click.option("--batching", type=click.Choice(BATCHINGS), help="How slots are filled."),
-    click.option("--load", help="batch:100 at once, concurrency:3 users, or rate:0.46 requests per tick."),
-    click.option("--slots", type=int, help="Requests that run at once."),
-    click.option("--prefill-ticks", type=float, help="Ticks of a prompt alone."),
-    click.option("--itl-ticks", type=float, help="Ticks of a token after the first."),
-    click.option("--chunks", type=int, help="Parts that a prompt is cut into."),
-    click.option("--mean-tokens", type=float, help="Mean output tokens."),
-    click.option("--std-tokens", type=float, help="Their standard deviation."),
-    click.option("--ticks", type=int, help="How long the run is."),
-    click.option("--seed", type=int, help="Of the output lengths."),
-    click.option("--show", type=click.IntRange(1, 1000), default=100, show_default=True, help="Ticks to draw."),
+    click.option("--step", help="Start from this guided step; --all lists their names."),
+    click.option("--all", "all_", is_flag=True, help="Print the figures of all guided steps side by side."),
+    setting_option("batching", click.Choice(BATCHINGS), "How slots are filled."),
+    setting_option("load", str, "batch:100 requests at once, concurrency:3 users, or rate:0.46 requests per tick."),
+    setting_option("slots", int, "Requests that run at once."),
+    setting_option("prefill_ticks", float, "Ticks that a prompt takes alone."),
+    setting_option("itl_ticks", float, "Ticks per output token after the first."),
+    setting_option("chunks", int, "Equal parts into which a prompt is cut."),
+    setting_option("mean_tokens", float, "Mean output tokens per request."),
+    setting_option("std_tokens", float, "Standard deviation of the output tokens."),
+    setting_option("ticks", int, "Length of the run in ticks."),
+    setting_option("seed", int, "Seed of the output lengths."),
+    click.option(
+        "--show", type=click.IntRange(1, 1000), default=100, show_default=True, help="Ticks to draw in the picture."
+    ),
     as_json,
 )
 @click.pass_context
 def lesson_command(
     context: click.Context, /, step: str | None, all_: bool, show: int, json_: bool, **given: Any
 ) -> None:
-    """Static, in-flight, one prompt at a time, in chunks: one small engine, drawn slot by slot.
+    """What batching does: one small engine, drawn slot by slot, with static or in-flight batches, one prompt at a time,
+    or prompts in chunks.
 
-    Without options the first picture: a hundred requests at once on four slots, in static batches.
+    Without options: a hundred requests at once on four slots, in static batches.
     """
     if all_:
+        others = options_as_typed(context).keys() - {"all_", "json_"}
+        refuse(context, sorted(others), "does not go with --all: the guided steps have their own settings")
         _side_by_side(json_)
         return
     guide = _guide(step) if step else None

@@ -19,13 +19,14 @@ from sizing.prediction import Caution, CautionKind, Method, Prediction
 from sizing.question import ADMISSION, FIELDS, Question, replicas_for
 from sizing.token_law import TokenLaw
 from sizing.trace import dispersion
-from sizing.workload import METRICS, SHARES, Arrivals, Lengths, Limit, metric_name
+from sizing.workload import METRICS, SHARES, Arrivals, Lengths, Limit, metric_name, of_requests
 
 if TYPE_CHECKING:
     from sizing.analyses.daily import Daily
     from sizing.analyses.existing import Existing
     from sizing.analyses.mixed import Mix
     from sizing.analyses.pools import Pools
+    from sizing.analyses.relax import Relaxation, Together
     from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, Tuned
     from sizing.analyses.session_plan import Seen, SessionPlan
     from sizing.analyses.traced import TracePlan
@@ -135,7 +136,7 @@ def sensitivity(plan: Plan, growth: tuple[float, ...] = (0.10, 0.25)) -> str:
         parts.append(f"+{percent(more)}: {'still ' if count == fleet.gpus else ''}{gpus(count)}")
     uneven = fleet.working > 1 and plan.question.workload.arrivals.kind != "poisson"
     kept = (
-        ", a replica's requests/s as here (a larger fleet divides bursts otherwise: a new plan may differ)"
+        " at the same requests/s per replica (a larger fleet splits bursts differently: a new plan may differ)"
         if uneven
         else ""
     )
@@ -206,7 +207,10 @@ def sizing_by_means(plan: Plan) -> str | None:
     means, question = plan.mean_based, plan.question
     if means is None:
         return None
-    seen, blind = means.predicted, "The rule sees no single gaps: it takes the limit on them for one on the mean ITL."
+    seen, blind = (
+        means.predicted,
+        "The rule does not see single gaps: it takes the limit on them for one on the mean ITL.",
+    )
     kinds = {"poisson": "Poisson", "constant": "evenly spaced"}
     arrivals = kinds.get(question.workload.arrivals.kind, "bursty")
     limit = seen.binding(question.sla)
@@ -231,7 +235,7 @@ def on_all_requests(question: Question) -> Iterator[str]:
     asked for."""
     sla, workload = question.sla, question.workload
     if sla.goodput and sla.gap:
-        yield "Goodput judges requests by TTFT, ITL and E2E: the limit on the gap holds by itself and takes no part"
+        yield "Goodput judges requests by TTFT, ITL and E2E: the limit on the gap is judged separately"
     if workload.admits_all:
         return
     turned = []
@@ -247,8 +251,8 @@ def on_all_requests(question: Question) -> Iterator[str]:
 
 GOODPUT_PRICE = "The price of the last per cent"
 GOODPUT_JUDGED = (
-    "At each goodput so many of all requests keep the limits on TTFT, ITL and E2E at once, whatever percentiles these "
-    "were given; the answer's configuration, each fleet by simulation."
+    "Goodput: the share of all requests that meet the limits on TTFT, ITL and E2E at once, whatever percentiles these "
+    "were given. Every row has the answer's configuration; each fleet is sized by simulation."
 )
 
 
@@ -439,9 +443,9 @@ def sessions_lines(found: SessionPlan) -> tuple[str, ...]:
     seen, fleet, turns = found.seen, found.plan.answer, found.turns
     asked = found.load.sessions
     lines = [
-        f"Sessions: {significant(seen.in_flight)} in flight, those who think included; {significant(seen.rate_per_s)} "
-        f"start a second, {significant(seen.turns_per_s)} turns/s; {significant(found.gpus_per_100)} GPUs for each 100 "
-        "in flight",
+        f"Sessions: {significant(seen.in_flight)} in flight, including those between two turns; "
+        f"{significant(seen.rate_per_s)} start per second, {significant(seen.turns_per_s)} turns/s; "
+        f"{significant(found.gpus_per_100)} GPUs per 100 in flight",
         f"Prefix cache: {percent(seen.hit_rate)} of prompt tokens are found; the contexts of all sessions in flight "
         f"take {percent(found.filled(seen))} of the KV cache",
     ]
@@ -455,8 +459,8 @@ def sessions_lines(found: SessionPlan) -> tuple[str, ...]:
         lines.append(f"Tokens found by routing, on the same fleet: {', '.join(shown)}")
     if found.all_found and found.none_found:
         lines.append(
-            f"Working replicas by formula: {found.all_found} if all that was there before were found, "
-            f"{found.none_found} if only the system prompt were; simulated {fleet.working}"
+            f"Working replicas by formula: {found.all_found} if everything that a prompt repeats were found, "
+            f"{found.none_found} if only the system prompt were; by simulation {fleet.working}"
         )
     if turns.each < 0.97 * asked.turns:
         lines.append(
@@ -492,13 +496,13 @@ def session_assumptions(found: SessionPlan) -> Iterator[str]:
     yield "Sessions start at random and independently of each other (Poisson), and their number is steady."
     how = "on average, their number geometric" if asked.turn_law == "geometric" else "each"
     yield (
-        f"{significant(asked.turns)} turns {how}; a prompt is everything before it and new tokens: "
+        f"{significant(asked.turns)} turns {how}; a prompt repeats everything before it and adds new tokens: "
         f"{significant(asked.first_tokens)} at first, {significant(asked.user_tokens)} later; answers of "
         f"{significant(asked.output_tokens)}."
     )
     if asked.system_tokens:
         yield f"All sessions begin with the same {asked.system_tokens:,} tokens, which every replica holds."
-    yield f"Between an answer and the next turn pass {significant(asked.think_s)} s on average (exponential)."
+    yield f"A turn comes {significant(asked.think_s)} s after the last answer on average (exponential)."
     if asked.context_tokens:
         yield f"A turn beyond {asked.context_tokens:,} tokens ends its session."
     yield f"Turns are routed {SESSION_ROUTING_WORDS[found.load.routing]}."
@@ -579,8 +583,8 @@ def assumptions(question: Question, fleet: Fleet, replayed: bool = False) -> Ite
     recorded trace."""
     workload, batching = question.workload, fleet.candidate.replica.batching
     if replayed:
-        yield "Requests come when the recorded ones came, with their lengths; for the headroom they come faster."
-        yield "Latency against load and what a changed input costs are by formula, for Poisson arrivals."
+        yield "Requests arrive at the recorded times with the recorded lengths; for the headroom the trace is faster."
+        yield "Latency against load and the sensitivities are by formula, for Poisson arrivals."
     else:
         yield ARRIVALS[workload.arrivals.kind].format(cv=workload.arrivals.cv, size=workload.arrivals.size)
         steady = "is sustained: latencies are steady-state values"
@@ -602,7 +606,7 @@ def assumptions(question: Question, fleet: Fleet, replayed: bool = False) -> Ite
         yield (
             f"The engine fixes what an iteration holds {batching.lookahead_steps:g} "
             f"{'iteration' if batching.lookahead_steps == 1 else 'iterations'} before it starts "
-            "(asynchronous scheduling): requests that arrive at a busy replica wait for as many more."
+            "(asynchronous scheduling): a request that arrives at a busy replica waits for as many more."
         )
     yield "All replicas are identical, and no GPU is throttled or shared."
 
@@ -749,6 +753,38 @@ def rejection_json(rejection: Rejection) -> dict[str, Any]:
         "precision": rejection.precision,
         "engine": rejection.engine,
     }
+
+
+# --- Ways to meet an SLA that no configuration meets
+
+
+def ways_out_lines(alone: Sequence[Relaxation], together: Together | None) -> tuple[str, ...]:
+    """What each limit would have to be, alone or with the others, without full stops."""
+    lines = [line for way in alone for line in _way_out(way)]
+    if together:
+        loosened = " and ".join(
+            f"{each.name} {'at' if each.metric == 'goodput' else 'of'} {each.said(each.limit_s)}"
+            for each in together.limits
+        )
+        lines.append(f"No single limit is enough: {together.candidate.label} meets {loosened}")
+    return tuple(lines)
+
+
+def _way_out(way: Relaxation) -> Iterator[str]:
+    name, asked, smallest, roomy = way.limit.name, way.limit.said(way.limit.limit_s), way.smallest, way.roomy
+    if smallest is None or roomy is None or way.candidate is None:
+        yield f"{name}: no value is enough alone, because another limit fails too"
+    elif smallest.limit_s <= way.limit.limit_s:
+        yield f"{name}: {asked} can be met, another limit fails"
+    else:
+        half = f"; at {roomy.said(roomy.limit_s)} they carry half of what they can" if roomy != smallest else ""
+        least = smallest.said(smallest.limit_s)
+        nearly_idle = f"with {way.candidate.label}, whose replicas are then nearly idle"
+        yield f"{name}: {least} instead of {asked}, {nearly_idle}{half}"
+    if way.percentile and way.percentile_candidate:
+        of = way.percentile.percentile
+        lower = of_requests(of / 100) if way.limit.metric == "goodput" else f"p{of}"
+        yield f"{name}: {way.percentile_candidate.label} meets {asked} at {lower}"
 
 
 # --- Two pools, one for prompts and one for tokens, beside one fleet

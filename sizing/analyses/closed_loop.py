@@ -1,4 +1,4 @@
-"""What a closed loop would show: requests/s and latencies of so many users, from a fitted law, with bands."""
+"""What a closed loop of a number of users would show, from a fitted law: requests/s and latencies, with bands."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ GAP_RANKS = tuple((np.arange(2000) + 0.5) / 20)
 SCATTER = ndtri((np.arange(40) + 0.5) / 40)
 """Quantiles of a standard normal law, for what delivery adds to a gap."""
 LEAST_GAP_S = 1e-6
-"""Tokens delivered together are so far apart: a band needs a logarithm."""
+"""Gap between tokens that are delivered together: a band needs its logarithm."""
 NEAR_MEAN = 0.05
-"""Gaps of a single user whose median is as near to the mean ITL come one by one."""
+"""A single user's tokens arrive one by one if the median gap is this close to the mean ITL, relatively."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float) -> d
 
 
 def iterations_seen(point: Point, engine: Replica) -> float:
-    """Iterations that bring the tokens of a closed loop's requests: the gaps of one are one, whoever sees them."""
+    """Iterations that produce the tokens of a closed loop: all gaps that end in the same one count as one."""
     return max(1.0, requests_of(point) * (point.osl - 1) / min(concurrency(point), engine.batching.max_batch_size))
 
 
@@ -204,7 +204,7 @@ def point_at(fitted: Fit, lengths: Lengths, prefix: Prefix, users: int) -> Point
 
 
 def rate_if_none_waited(fitted: Fit, lengths: Lengths, users: int) -> float:
-    """Requests/s if no prompt held up another: where the simulation that finds the right ones starts."""
+    """Requests/s if no prompt held up another: the start of the search for the right rate."""
     law = fitted.law
     batch = min(users, fitted.batching.max_batch_size)
     step_s = law.decode_s(batch, batch * (lengths.isl + lengths.osl / 2))

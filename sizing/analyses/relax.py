@@ -8,7 +8,7 @@ planner checks its answers by simulation too (Poisson arrivals: its own smallest
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sizing.edge import IDLE, NEAR, SURE, load_response, predict_at, requests_for, run_at, upper_percentile
@@ -71,6 +71,12 @@ def together(question: Question, candidates: Sequence[Candidate]) -> Together | 
     missed = (limit for limit in sla.limits if nearest.needs_s(limit) > limit.limit_s)
     needed = tuple(replace(limit, limit_s=rounded_up(nearest.needs_s(limit))) for limit in missed)
     return Together(nearest.candidate, needed)
+
+
+def only_together(alone: Iterable[Relaxation], found: Together | None) -> Together | None:
+    """Several limits that must be loosened together; None where loosening one is enough."""
+    enough = found is None or len(found.limits) < 2 or any(way.smallest for way in alone)
+    return None if enough else found
 
 
 def rounded_up(value: float, digits: int = 3) -> float:

@@ -21,22 +21,25 @@ COMMANDS = {
     "share": ("sizing.cli.fleets:share_command", "How many GPUs for several workloads on one fleet."),
     "predict": ("sizing.cli.laws:predict_command", "Latency percentiles of one deployment at a load."),
     "fit": ("sizing.cli.laws:fit_command", "Fit the iteration-time law to measured points."),
-    "simulate": ("sizing.cli.laws:simulate_command", "The simulator itself."),
+    "simulate": ("sizing.cli.laws:simulate_command", "Simulate a fleet with a given iteration-time law."),
     "sessions": ("sizing.cli.laws:sessions_command", "Conversations and agents on a prefix cache."),
     "report": ("sizing.cli.saved:report_command", "A saved plan as HTML, PDF, XLSX or JSON."),
     "deploy": ("sizing.cli.saved:deploy_command", "A saved plan as files that start its servers."),
     "whatif": ("sizing.cli.whatif:whatif_command", "The plan before and after unmeasured changes."),
     "study": ("sizing.cli.study:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),
     "demand": ("sizing.cli.demand:demand_command", "A model of recorded demand, and traces drawn from it."),
-    "watch": ("calibration.watch:watch_command", "Whether live servers are where their plan has them."),
-    "batcher": ("triton_tools.batcher_command:batcher_command", "Triton's batchers: waiting, batch sizes, tuning."),
+    "watch": ("calibration.watch:watch_command", "Whether live servers perform as planned."),
+    "batcher": (
+        "triton_tools.batcher_command:batcher_command",
+        "Triton's dynamic batcher: waiting times, batch sizes, tuning.",
+    ),
     "lesson": ("learn.lesson_command:lesson_command", "What batching does, slot by slot and tick by tick."),
     "course": ("learn.course_command:course_command", "Sizing by a mean latency and the best measured point."),
     "validate": (
         "validation.evidence.command:validate_command",
         "Check every accuracy claim again, in one table.",
     ),
-    "bench": ("validation.bench:bench_command", "Speeds, side by side in one run."),
+    "bench": ("validation.bench:bench_command", "The speed of this planner on this machine."),
 }
 """Name -> where the command is, and its line in the list of commands, which loads none of them."""
 

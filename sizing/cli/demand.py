@@ -12,7 +12,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from sizing.cli.options import as_json, options, write_json
+from sizing.cli.options import as_json, options, seed_option, write_json
 from sizing.cli.tables import console
 from sizing.demand_model import (
     DAY_H,
@@ -42,7 +42,7 @@ Examples:
 """
 COMMANDS = {
     "fit": ("sizing.cli.demand:fit_command", "A model of the demand in a trace."),
-    "prometheus": ("calibration.demand:prometheus_command", "A model of the demand that servers told Prometheus."),
+    "prometheus": ("calibration.demand:prometheus_command", "A model of the demand that Prometheus recorded."),
     "draw": ("sizing.cli.demand:draw_command", "A trace drawn from a model."),
 }
 FIT_EXAMPLES = """\b
@@ -57,9 +57,6 @@ Examples:
   python -m sizing plan --trace week.csv --model Qwen/Qwen3-32B --gpu h200_sxm --ttft p95:1s
 """
 ROWS = 65_536
-seed_option = click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random numbers."
-)
 
 
 @click.group("demand", cls=Commands, table=COMMANDS, epilog=EXAMPLES, no_args_is_help=False)
@@ -70,7 +67,7 @@ def demand_command() -> None:
 @click.command("fit", epilog=FIT_EXAMPLES)
 @click.argument("file", type=click.Path(path_type=Path))
 @options(
-    click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where the model goes (JSON)."),
+    click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File for the model (JSON)."),
     seed_option,
     as_json,
 )
@@ -103,21 +100,21 @@ def fit_command(file: Path, out: Path | None, seed: int, json_: bool) -> None:
 @click.command("draw", epilog=DRAW_EXAMPLES)
 @click.argument("model", type=click.Path(path_type=Path))
 @options(
-    click.option("--days", type=float, required=True, help="How long the trace is; parts of days too."),
-    click.option("--scale", type=float, default=1.0, show_default=True, help="Times the model's rate."),
+    click.option("--days", type=float, required=True, help="Length of the trace in days, for instance 7 or 0.5."),
+    click.option("--scale", type=float, default=1.0, show_default=True, help="Factor on the model's rate."),
     seed_option,
     click.option(
         "--out",
         type=click.Path(path_type=Path, dir_okay=False),
         required=True,
-        help="The trace (CSV, packed where the name ends in .gz).",
+        help="File for the trace (CSV, gzipped if the name ends in .gz).",
     ),
     as_json,
 )
 def draw_command(model: Path, days: float, scale: float, seed: int, out: Path, json_: bool) -> None:
     """A trace drawn from a MODEL that `demand fit` wrote, for `plan --trace`.
 
-    Its columns are arrival_s, isl and osl; 0 s is 0:00 UTC, of a Monday where the model knows the hours of the week.
+    Its columns are arrival_s, isl and osl; 0 s is 0:00 UTC, on a Monday if the model knows the hours of the week.
     The same seed gives the same trace.
     """
     trace = drawn(read_model(model), days, seed=seed, scale=scale)
@@ -131,7 +128,7 @@ def draw_command(model: Path, days: float, scale: float, seed: int, out: Path, j
 
 
 def trace_lines(trace: Trace) -> Iterator[str]:
-    """The trace as a file of this program, some lines at a time."""
+    """The trace as a CSV file that `plan --trace` reads, in chunks of lines."""
     yield "arrival_s,isl,osl\n"
     for first in range(0, len(trace), ROWS):
         part = slice(first, first + ROWS)
@@ -140,8 +137,8 @@ def trace_lines(trace: Trace) -> Iterator[str]:
 
 
 def write(path: Path, texts: Iterable[str]) -> None:
-    """Write texts one after the other, packed where the name ends in ``.gz``; a file is there whole or not at all,
-    because half a trace looks like one.
+    """Write texts to a file, gzipped if its name ends in ``.gz``. The file is written completely or not at all, because
+    half a trace looks like a trace.
 
     Raises ScenarioError where it cannot be written.
     """

@@ -62,7 +62,7 @@ Example:
 
 @click.command("capacity", epilog=EXAMPLE)
 @options(
-    click.option("--gpus", type=click.IntRange(1), required=True, help="GPUs of the existing fleet."),
+    click.option("--gpus", type=click.IntRange(1), required=True, help="GPUs in the existing fleet."),
     model_options(required=True),
     choice_options,
     length_options(required=True),
@@ -72,7 +72,7 @@ Example:
     as_json,
 )
 def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
-    """The largest rate that a fleet of --gpus GPUs serves under the SLA, headroom and spares kept."""
+    """The largest rate that a fleet of --gpus GPUs serves within the SLA, with headroom and spares."""
     question = Question.of({**given, "rate": 1.0})
     lengths, points = question.workload.lengths, points_of(given)
     found, left_out = candidates.find(question.model, lengths, choice_of(given), points, protocol_of(given))
@@ -110,9 +110,14 @@ IN_FILE = ("model", "workloads", "gpu", "precision", "tp", "routing", "headroom"
 
 @click.command("share", epilog=EXAMPLES)
 @options(
-    click.option("--scenario", type=click.Path(), help="YAML file with the whole question."),
+    click.option("--scenario", type=click.Path(), help="YAML file with the whole question, see below."),
     model_options(required=False),
-    click.option("--workload", "workloads", multiple=True, help="NAME:isl=..,osl=..,rate=..,ttft=..; several times."),
+    click.option(
+        "--workload",
+        "workloads",
+        multiple=True,
+        help="A workload, for instance chat:isl=1000,osl=200,rate=5,ttft=p95:1s; may be repeated.",
+    ),
     choice_options,
     field_options("routing", "headroom", "spare", "price"),
     time_limit,
@@ -139,8 +144,8 @@ def share_command(context: click.Context, /, json_: bool, scenario: str | None, 
 
 
 def refuse_stated_twice(context: click.Context) -> None:
-    """UsageError for an option that the scenario file states too."""
-    twice = [f"--{name.rstrip('s')}" for name in set_by_hand(context) if name in IN_FILE]
+    """Raise UsageError for an option that the scenario file states too."""
+    twice = [option for name, option in set_by_hand(context).items() if name in IN_FILE]
     if twice:
         raise click.UsageError(f"{', '.join(twice)} cannot be combined with --scenario: put it in the file")
 

@@ -19,7 +19,11 @@ from sizing.cli.options import (
     options,
     points_of,
     protocol_of,
+    refuse,
+    replicas_option,
+    seed_option,
     session_options,
+    session_routing_option,
     sessions_of,
     shape_option,
     take_shape,
@@ -37,14 +41,14 @@ from sizing.question import workload_of
 from sizing.queueing import predict as predict_analytically
 from sizing.simulator import Watch
 from sizing.simulator import simulate as run_simulation
-from sizing.simulator.sessions import SESSION_ROUTINGS, simulate_sessions
+from sizing.simulator.sessions import simulate_sessions
 from sizing.text import cautions, fit_lines
 from sizing.workload import Workload, parse_seconds
 
 MOST_USERS = 10_000
-"""Users of a closed loop that are simulated: of more, seconds become minutes."""
+"""Most users of a closed loop: simulating more would take minutes instead of seconds."""
 deployment_options = options(
-    click.option("--points", type=click.Path(), required=True, help="Measured points (CSV)."),
+    click.option("--points", type=click.Path(), required=True, help="CSV file of measured points."),
     click.option("--model", default="", help="Use this model's points, if the file has several models."),
     click.option("--gpu", default="", help="Use this GPU's points."),
     click.option("--precision", default="", help="Use this precision's points."),
@@ -56,13 +60,13 @@ deployment_options = options(
 )
 known_options = options(
     click.option("--kv-tokens", type=click.IntRange(1), help="Tokens that fit in the KV cache, if known."),
-    click.option("--token-budget", type=click.IntRange(1), help="Tokens of one iteration, if known."),
-    lookahead_option(None, "What is known of the engine unless given."),
+    click.option("--token-budget", type=click.IntRange(1), help="Tokens per iteration, if known."),
+    lookahead_option(None, "Default: what is known of the engine."),
     click.option(
         "--open-loop/--no-open-loop",
         default=True,
         show_default=True,
-        help="Fit constant_rate and poisson_rate points too, as plan does.",
+        help="Also fit points at a constant or Poisson rate, as `plan` does.",
     ),
 )
 
@@ -85,18 +89,29 @@ def option_of(coefficient: str) -> str:
 @click.option(
     "--concurrency",
     type=click.IntRange(1, MOST_USERS),
-    help="Users in a closed loop, instead of --rate: what a measurement of so many users would show.",
+    help="Users in a closed loop, instead of --rate: each sends its next request when the last one is answered.",
 )
-@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--method", type=click.Choice(["analytic", "simulate"]), default="analytic", show_default=True)
+@replicas_option
+@click.option(
+    "--method",
+    type=click.Choice(["analytic", "simulate"]),
+    default="analytic",
+    show_default=True,
+    help="analytic: by formula, at once. simulate: by discrete-event simulation.",
+)
 @as_json
-def predict_command(json_: bool, replicas: int, method: str, concurrency: int | None, **given: Any) -> None:
+@click.pass_context
+def predict_command(
+    context: click.Context, /, json_: bool, replicas: int, method: str, concurrency: int | None, **given: Any
+) -> None:
     """Latency percentiles of one deployment at a load, from a law fitted to its closed-loop points.
 
-    With --concurrency what a load test of so many users in a closed loop would show, always by simulation.
+    With --concurrency: what a load test with that many users in a closed loop would show, always by simulation.
     """
     if (given["rate"] is None) == (concurrency is None):
         raise click.UsageError("give the load by either --rate or --concurrency")
+    if concurrency is not None:
+        check_closed_loop(context, method)
     fitted, workload = law_of(given), workload_of(given)
     found = cautions_at(fitted, workload.lengths)
     if concurrency is not None:
@@ -125,6 +140,24 @@ def predict_command(json_: bool, replicas: int, method: str, concurrency: int | 
         print_cautions(found)
 
 
+NOT_IN_CLOSED_LOOPS = {
+    "arrivals": "a user sends the next request when the last one is answered",
+    "routing": "users are divided equally among the replicas",
+    "isl_law": "closed loops take a mean and a variation: give --isl and --isl-cv",
+    "osl_law": "closed loops take a mean and a variation: give --osl and --osl-cv",
+    "correlation": "the ISL and OSL of closed loops are drawn independently",
+}
+"""Parameters of `predict` that mean nothing with --concurrency, and why."""
+
+
+def check_closed_loop(context: click.Context, method: str) -> None:
+    """Raise UsageError for an option that a closed loop would ignore."""
+    for name, why in NOT_IN_CLOSED_LOOPS.items():
+        refuse(context, [name], f"does not go with --concurrency: {why}")
+    if method == "analytic":
+        refuse(context, ["method"], "analytic does not go with --concurrency: closed loops are simulated")
+
+
 @click.command("fit", epilog="\b\nExample:\n  python -m sizing fit --points points.csv --json\n")
 @deployment_options
 @known_options
@@ -141,12 +174,27 @@ def fit_command(json_: bool, **given: Any) -> None:
             console().print(line, soft_wrap=True, markup=False)
 
 
+LAW_HELP = {
+    "weights_s": "Time to read the weights once, the least that the matrix products take, for instance 4.8ms.",
+    "overhead_s": "Fixed time of an iteration, for instance 1ms.",
+    "token_s": "Arithmetic of a token in an iteration, for instance 20us.",
+    "sequence_s": "Time per sequence that decodes in an iteration, for instance 10us.",
+    "kv_token_s": "Time per token of context that an iteration reads from the KV cache, for instance 49ns.",
+    "attention_s": "Prefill attention per pair of prompt tokens, for instance 1ns.",
+    "prefill_s": "Additional fixed time of an iteration with prompt tokens, for instance 0.5ms.",
+    "request_s": "Time that a request spends once outside the iterations, for instance 4ms.",
+}
 law_options = options(
-    *(click.option(option_of(name), name, default="0s", help="Time with unit.") for name in COEFFICIENTS)
+    *(
+        click.option(option_of(name), name, default="0s", show_default=True, help=LAW_HELP[name])
+        for name in COEFFICIENTS
+    )
 )
 slot_options = options(
-    click.option("--max-batch-size", type=int, default=256, show_default=True),
-    click.option("--token-budget", type=int, default=8192, show_default=True, help="Tokens of one iteration."),
+    click.option(
+        "--max-batch-size", type=int, default=256, show_default=True, help="Sequences that a replica runs at once."
+    ),
+    click.option("--token-budget", type=int, default=8192, show_default=True, help="Tokens per iteration."),
     click.option(
         "--kv-tokens", type=int, default=1_000_000, show_default=True, help="Tokens that fit in the KV cache."
     ),
@@ -160,36 +208,57 @@ slot_options = options(
 )
 @law_options
 @workload_options
-@click.option("--policy", type=click.Choice(POLICIES), default="chunked", show_default=True)
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    default="chunked",
+    show_default=True,
+    help="chunked: parts of prompts run beside decodes. whole_prompt: whole prompts do. prefill_first: prompts run "
+    "alone, then decodes. static: a new batch starts when the last one has finished.",
+)
 @slot_options
 @click.option(
-    "--kv-policy", type=click.Choice(KV_POLICIES), default="guaranteed_no_evict", show_default=True, help="Who gets it."
+    "--kv-policy",
+    type=click.Choice(KV_POLICIES),
+    default="guaranteed_no_evict",
+    show_default=True,
+    help="guaranteed_no_evict: a request starts when its prompt and its output fit in the KV cache. max_utilization: "
+    "it starts when its prompt fits, and is paused when the cache is full.",
 )
 @click.option(
     "--kv-max-tokens",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Output tokens to reserve memory for, and the limit of outputs; 0: the actual output. Not the OSL.",
+    help="Output tokens for which KV cache is reserved, and the longest output; 0: the actual output. Not the OSL.",
 )
 @lookahead_option(0.0)
-@click.option("--queue-timeout", help="Queue timeout after which a waiting request is dropped, for instance 5s.")
-@click.option("--cancel", help="Time after which a client cancels, for instance 30s.")
-@click.option("--speculate", default="", help="Draft tokens and their acceptance probability, for instance 4:0.7.")
-@click.option("--token-gaps", is_flag=True, help="Also print percentiles of the gaps between single tokens.")
-@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--queue-timeout", help="Time after which a waiting request is dropped, for instance 5s.")
+@click.option("--cancel", help="Time after which a client cancels its request, for instance 30s.")
+@click.option(
+    "--speculate",
+    default="",
+    help="Speculative decoding: draft tokens and their acceptance probability, for instance 4:0.7.",
+)
+@click.option("--token-gaps", is_flag=True, help="Also print percentiles of the gaps between tokens.")
+@replicas_option
+@click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True, help="Requests to simulate.")
+@seed_option
 @click.option(
     "--replications",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Independent parallel runs that share the requests; gives 90 % intervals.",
+    help="Independent parallel runs among which --requests are divided; more than one gives 90 % intervals.",
 )
 @as_json
 def simulate_command(json_: bool, replications: int, requests: int, seed: int, token_gaps: bool, **given: Any) -> None:
-    """The simulator itself: a law, lengths, a load, a policy and a seed in; percentiles out."""
+    """Latency percentiles of a simulated fleet, whose engine is given by the coefficients of its iteration-time law.
+
+    An iteration that decodes d sequences with C tokens of context and prefills P prompt tokens takes
+    overhead + knee(d + P) + sequence * d + kv-token * C, and with a prompt also attention * A + prefill.
+    knee(n) is about the greater of weights and token * n; A counts the pairs of tokens that a prompt's attention joins.
+    """
     replica, workload = simulated_replica(given), impatient_workload(given)
     fleet = {"replicas": given["replicas"], "routing": given["routing"], "requests": requests, "seed": seed}
     if replications > 1:
@@ -233,7 +302,7 @@ def simulated_replica(given: dict[str, Any]) -> Replica:
 
 
 def coefficients_of(given: dict[str, Any]) -> StepLaw:
-    """The law that the options of its coefficients describe."""
+    """The law whose coefficients the options give."""
     law = FREE.with_values(**{name: parse_seconds(option_of(name), given[name]) for name in COEFFICIENTS})
     if law.overhead_s + law.weights_s + law.token_s <= 0 or min(getattr(law, name) for name in COEFFICIENTS) < 0:
         raise ScenarioError("times must not be negative, and one of --overhead, --weights, --token must be above 0")
@@ -256,7 +325,7 @@ def speculation_of(text: str) -> Speculation | None:
 
 
 def impatient_workload(given: dict[str, Any]) -> Workload:
-    """The workload of the common options, with the patience of server and clients where it is given."""
+    """The workload of the common options, with the time-outs of server and clients if they are given."""
     patience_s: dict[str, Any] = {
         f"{name}_s": parse_seconds(f"--{name.replace('_', '-')}", given[name])
         for name in ("queue_timeout", "cancel")
@@ -302,24 +371,23 @@ def points_of_one_deployment(given: dict[str, Any]) -> list[Point]:
 @law_options
 @session_options(required=True)
 @slot_options
-@click.option("--block-tokens", type=int, default=16, show_default=True, help="Tokens of a block of the KV cache.")
-@click.option("--prefix-cache/--no-prefix-cache", default=True, show_default=True, help="Keep blocks of past turns.")
-@lookahead_option(0.0)
-@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--block-tokens", type=int, default=16, show_default=True, help="Tokens per block of the KV cache.")
 @click.option(
-    "--routing",
-    type=click.Choice(SESSION_ROUTINGS),
-    default="affinity",
+    "--prefix-cache/--no-prefix-cache",
+    default=True,
     show_default=True,
-    help="Who gets a turn: the replica of its session, any, the least busy one, the one that has most of it cached.",
+    help="Keep the blocks of past turns for later ones.",
 )
+@lookahead_option(0.0)
+@replicas_option
+@session_routing_option("--routing")
 @click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True, help="Turns to simulate.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@seed_option
 @as_json
 def sessions_command(json_: bool, replicas: int, routing: Any, requests: int, seed: int, **given: Any) -> None:
-    """Conversations of several turns, or agents that call tools: each prompt repeats all that was said before.
+    """Conversations of several turns, or agents that call tools: each prompt repeats everything said before it.
 
-    How much of it is found in the prefix cache is simulated: block by block, least recently used first out.
+    The prefix cache is simulated block by block (least recently used out first): its hit rate is a result.
     """
     sessions = sessions_of(given, given["sessions_per_s"])
     batching = Batching(

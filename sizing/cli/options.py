@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
@@ -62,14 +62,14 @@ def field_option(name: str, required: bool | None = None) -> Callable[[F], F]:
 
 
 class LastCounts(click.Option):
-    """An option of one value: of several the last counts, as in all command lines, but not without a word."""
+    """An option with one value. If it is given several times, the last one counts, as usual, and a line says so."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """All values that are given, instead of the last."""
+        """Collect all values that are given, not only the last."""
         parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=1)
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """The last value; what it replaces is said on stderr, below the answer."""
+        """The last value; a line on stderr, below the answer, names those that it replaces."""
         if isinstance(value, list):
             *replaced, value = value
             if replaced:
@@ -80,7 +80,7 @@ class LastCounts(click.Option):
 
 @contextmanager
 def _said_below(line: str) -> Iterator[None]:
-    """`line` on stderr once the command is through; an error stays the only line."""
+    """Print `line` on stderr when the command has finished; after an error, the error stays the only line."""
     yield
     click.echo(line, err=True)
 
@@ -132,14 +132,14 @@ config_option = click.option(
     is_eager=True,
     expose_value=False,
     callback=_config_given,
-    help="A model that the catalogue lacks: its public config.json, or a folder with it. --model then names it.",
+    help="config.json of a model that is not in the catalogue, or the folder that holds it; --model then names it.",
 )
 
 
 shape_option = click.option(
     "--config",
     type=click.Path(),
-    help="The public config.json of a measured model that the catalogue lacks: its day-zero law then helps the fit.",
+    help="config.json of the measured model, if it is not in the catalogue: the estimate for it then helps the fit.",
 )
 
 
@@ -174,9 +174,9 @@ time_limit = click.option(
     show_default=True,
     expose_value=False,
     callback=start_clock,
-    help="CPU seconds after which the command gives up; 0: never.",
+    help="CPU seconds after which the command gives up; 0: no limit.",
 )
-as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for programs.")
+as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
 
 
 def tokens_options(name: str, mean: str, required: bool) -> Callable[[F], F]:
@@ -184,7 +184,11 @@ def tokens_options(name: str, mean: str, required: bool) -> Callable[[F], F]:
     return options(
         click.option(f"--{name}-tokens", type=float, required=required, help=mean),
         click.option(
-            f"--{name}-cv", type=float, default=0.0, show_default=True, help="Their coefficient of variation."
+            f"--{name}-cv",
+            type=float,
+            default=0.0,
+            show_default=True,
+            help=f"Coefficient of variation of --{name}-tokens.",
         ),
     )
 
@@ -192,33 +196,37 @@ def tokens_options(name: str, mean: str, required: bool) -> Callable[[F], F]:
 def session_options(required: bool) -> Callable[[F], F]:
     """What sessions are like; `required`: click itself asks for turns and tokens."""
     return options(
-        click.option("--sessions-per-s", type=float, required=required, help="Sessions that start in a second."),
-        click.option("--turns", type=float, required=required, help="Turns of a session, mean."),
+        click.option("--sessions-per-s", type=float, required=required, help="Sessions that start per second."),
+        click.option("--turns", type=float, required=required, help="Mean number of turns in a session."),
         click.option(
             "--turn-law",
             type=click.Choice(get_args(TurnLaw)),
             default="geometric",
             show_default=True,
-            help="How the number of turns varies.",
+            help="Distribution of the number of turns.",
         ),
-        tokens_options("first", "Prompt tokens of the first turn, mean, the system prompt excluded.", required),
-        tokens_options("user", "Tokens that a later turn adds to all before it, mean.", required),
-        tokens_options("output", "Tokens of an answer, mean.", required),
+        tokens_options("first", "Mean prompt tokens of the first turn, without the system prompt.", required),
+        tokens_options("user", "Mean tokens that a later turn adds to the conversation so far.", required),
+        tokens_options("output", "Mean tokens of an answer.", required),
         click.option(
             "--think",
             default="0s",
             show_default=True,
-            help="Mean time from an answer to the next turn, exponential: of a user, or of an agent's tool.",
+            help="Mean time from an answer to the next turn (exponential), for instance 30s.",
         ),
         click.option(
-            "--system-tokens", type=int, default=0, show_default=True, help="Tokens that all sessions begin with."
+            "--system-tokens",
+            type=int,
+            default=0,
+            show_default=True,
+            help="Tokens of the system prompt, with which all sessions begin.",
         ),
         click.option(
             "--context-tokens",
             type=int,
             default=0,
             show_default=True,
-            help="A turn beyond it ends its session; 0: no limit, or that of the model.",
+            help="Longest context: a turn that would exceed it ends its session. 0: no limit, or the model's.",
         ),
     )
 
@@ -237,6 +245,32 @@ def sessions_of(given: Mapping[str, Any], rate_per_s: float) -> Sessions:
     return Sessions(rate_per_s, think_s=parse_seconds("--think", given["think"]), **shape)
 
 
+replicas_option = click.option(
+    "--replicas",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Equal replicas among which the load is divided.",
+)
+seed_option = click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random numbers."
+)
+
+
+def session_routing_option(name: str) -> Callable[[F], F]:
+    """Which replica gets the turns of a session."""
+    from sizing.simulator.sessions import SESSION_ROUTINGS  # costs numba, which most commands here load later
+
+    return click.option(
+        name,
+        type=click.Choice(SESSION_ROUTINGS),
+        default="affinity",
+        show_default=True,
+        help="Which replica gets a turn. affinity: that of its session. random: any. least_outstanding: the one with "
+        "the fewest requests. prefix_aware: the one with most of the session cached.",
+    )
+
+
 workload_options = options(length_options(required=True), field_option("rate"))
 sla_options = field_options(*LIMITED, *ADMISSION)
 margin_options = field_options("headroom", "spare")
@@ -250,37 +284,59 @@ def measurement_options(*replicas: str) -> Callable[[F], F]:
 protocol_option = click.option(
     "--protocol",
     type=click.Choice(list(STARTS)),
-    help="How the users of the points began: all at once, one after the other, or within a millisecond. "
-    "Without it what the points say counts (column protocol), else what explains them best.",
+    help="How the users of the measured closed loops began: all at once, one after the other, or within a millisecond. "
+    "Default: what the points say (column protocol), otherwise what explains them best.",
 )
 REPLICAS: dict[str, Any] = {
     "type": click.IntRange(1, MOST_GPUS),
     "default": 1,
     "show_default": True,
-    "help": "Equal replicas behind the endpoint that was measured, where the points do not say (column replicas): "
-    "users and requests/s are divided.",
+    "help": "Equal replicas behind the endpoint that was measured, if the points do not say (column replicas): their "
+    "users and requests/s are divided by it.",
 }
 which_options = options(
-    click.option("--gpu", default="", help="GPUs to compare, comma-separated. Without it: those in --points."),
-    click.option("--precision", default="any", show_default=True, help="Precisions, comma-separated, or any."),
-    click.option("--tp", default="any", show_default=True, help="Tensor parallel sizes, comma-separated, or any."),
+    click.option(
+        "--gpu",
+        default="",
+        help="GPUs to compare, comma-separated, for instance h100_sxm,h200_sxm. Default: those in --points.",
+    ),
+    click.option(
+        "--precision",
+        default="any",
+        show_default=True,
+        help="Precisions to compare, comma-separated, for instance fp8,bf16; or any.",
+    ),
+    click.option(
+        "--tp",
+        default="any",
+        show_default=True,
+        help="Tensor parallel sizes to compare, comma-separated, for instance 1,2,4; or any.",
+    ),
     click.option(
         "--layout",
         default="any",
         show_default=True,
-        help="Layouts of a replica's GPUs beside --tp, comma-separated: tp4pp2, tp8ep8, dp8ep8. any: of TP, PP, EP and "
-        "DP those that make sense, or with --tp those alone.",
+        help="Layouts of a replica's GPUs to compare, in addition to --tp, comma-separated, for instance "
+        "tp4pp2,tp8ep8,dp8ep8. any: the usual combinations of TP, PP, EP and DP, or with --tp those sizes alone.",
     ),
     click.option(
         "--engine",
         default="any",
         show_default=True,
-        help="Engines: trtllm, vllm, sglang, or one that was measured; comma-separated. any: the measured one, else "
-        "every engine with kernel timings, side by side.",
+        help="Engines to compare, comma-separated: trtllm, vllm, sglang, or one that was measured. any: the measured "
+        "one, otherwise every engine with kernel timings.",
     ),
-    click.option("--points", type=click.Path(), help="Measured points (CSV); without: day-zero estimates."),
+    click.option(
+        "--points", type=click.Path(), help="CSV file of measured points. Default: none, the answer is an estimate."
+    ),
     measurement_options("--points-replicas"),
-    click.option("--basis", type=click.Choice(["measured", "any"]), default="any", show_default=True),
+    click.option(
+        "--basis",
+        type=click.Choice(["measured", "any"]),
+        default="any",
+        show_default=True,
+        help="measured: only configurations with a law fitted to measured points. any: estimated ones too.",
+    ),
 )
 
 
@@ -291,7 +347,7 @@ def lookahead_option(default: float | None, unless: str = "") -> Callable[[F], F
         type=click.FloatRange(0, MOST_LOOKAHEAD),
         default=default,
         show_default=default is not None,
-        help=f"Iterations fixed before they start: 1 with asynchronous or overlap scheduling. {unless}".rstrip(),
+        help=f"Iterations that the engine schedules ahead: 1 with asynchronous (overlap) scheduling. {unless}".rstrip(),
     )
 
 
@@ -301,9 +357,10 @@ choice_options = options(
         "--max-tokens",
         type=click.IntRange(0, int(MOST_TOKENS)),
         default=0,
-        help="Output tokens that the engine reserves memory for; 0: the actual output.",
+        show_default=True,
+        help="Output tokens for which the engine reserves KV cache per request; 0: the actual output.",
     ),
-    lookahead_option(None, "What is known of the engine unless given."),
+    lookahead_option(None, "Default: what is known of the engine."),
 )
 
 
@@ -417,17 +474,39 @@ def counts_of(option: str, text: str | None, gpus: Sequence[str]) -> dict[str, i
 
 
 def known_gpu(option: str, name: str, gpus: Sequence[str]) -> str:
-    """The GPU compared that has this name, in any letter case; ScenarioError when none has."""
+    """The compared GPU of this name, in any letter case. Raises ScenarioError if there is none."""
     for gpu in gpus:
         if gpu.casefold() == name.casefold():
             return gpu
     raise ScenarioError(f"{option} names {name}, which is not among the GPUs compared: {', '.join(gpus)}")
 
 
-def set_by_hand(context: click.Context) -> list[str]:
-    """Names of the parameters that the command line gave."""
-    names = [parameter.name for parameter in context.command.params if parameter.name]
-    return [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+def options_as_typed(context: click.Context) -> dict[str, str]:
+    """The options of a command, as they are typed, by the names of their parameters."""
+    return {str(parameter.name): max(parameter.opts, key=len) for parameter in context.command.params}
+
+
+def set_by_hand(context: click.Context) -> dict[str, str]:
+    """The options that the command line gave, as they are typed, by the names of their parameters."""
+    typed = options_as_typed(context).items()
+    return {name: option for name, option in typed if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+
+
+def refuse(context: click.Context, names: Iterable[str], why: str) -> None:
+    """Raise UsageError if the command line gave one of these parameters: its option, followed by `why`."""
+    by_hand = set_by_hand(context)
+    for name in names:
+        if name in by_hand:
+            raise click.UsageError(f"{by_hand[name]} {why}")
+
+
+def check_companions(context: click.Context, companions: Mapping[tuple[str, ...], Sequence[str]]) -> None:
+    """Raise UsageError for an option that means nothing without another one. `companions`: parameters of which one must
+    be given -> those that mean nothing without."""
+    typed, by_hand = options_as_typed(context), set_by_hand(context)
+    for needed, names in companions.items():
+        if not by_hand.keys() & {*needed}:
+            refuse(context, names, f"goes with {' or '.join(typed[name] for name in needed)}")
 
 
 def write_json(value: dict[str, Any]) -> None:

@@ -15,12 +15,14 @@ from sizing import text as answer
 from sizing.analyses.curves import load_curve
 from sizing.analyses.daily import daily_rates, gpus_by_hour, peak_over_mean
 from sizing.analyses.mixed import Mix, Supply, cheapest_mix, worth_mixing
+from sizing.analyses.relax import Relaxation, Together, only_together, relaxations, together
 from sizing.analyses.sensitivity import goodput_prices, sensitivities, tune
 from sizing.analyses.verification import verification
 from sizing.cli.options import (
     SESSION_SHAPE,
     SESSION_TOKENS,
     as_json,
+    check_companions,
     choice_of,
     choice_options,
     configured,
@@ -34,7 +36,9 @@ from sizing.cli.options import (
     points_of,
     prices_of,
     protocol_of,
+    refuse,
     session_options,
+    session_routing_option,
     sessions_of,
     set_by_hand,
     sla_options,
@@ -45,7 +49,7 @@ from sizing.cli.shapes import extras_json
 from sizing.edge import BY_SIMULATION
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.question import ADMISSION, FIELDS, LENGTHS, Question
-from sizing.simulator.sessions import SESSION_ROUTINGS, SessionLatency
+from sizing.simulator.sessions import SessionLatency
 from sizing.text import Extras, rejection_json
 from sizing.workload import METRICS, Limit, Sla
 
@@ -56,24 +60,27 @@ if TYPE_CHECKING:
 
 
 class Reported(NoFeasiblePlan):
-    """No configuration meets the SLA; with what the JSON says beside: the report that lists ways to meet it, or the
-    plan without the changes that made it fail."""
+    """No configuration meets the SLA; with sentences on ways to meet it, and with what the JSON says beside: the
+    report, or the plan without the changes that made it fail."""
 
-    def __init__(self, error: NoFeasiblePlan, beside: Mapping[str, Any]) -> None:
+    def __init__(self, error: NoFeasiblePlan, beside: Mapping[str, Any], ways_out: Sequence[str] = ()) -> None:
         super().__init__(str(error), error.rejected)
-        self.beside = beside
+        self.beside, self.ways_out = beside, ways_out
 
 
 def show(error: NoFeasiblePlan, json_: bool) -> None:
-    """The rejections as a table, or as JSON without any count."""
+    """The rejections as a table, and ways to meet the SLA; or as JSON without any count."""
+    ways_out = error.ways_out if isinstance(error, Reported) else ()
     if json_:
         rejected = [rejection_json(rejection) for rejection in error.rejected]
         beside = error.beside if isinstance(error, Reported) else {}
-        write_json({"feasible": False, "why": str(error), "rejected": rejected, **beside})
+        ways = {"ways_out": list(ways_out)} if ways_out else {}
+        write_json({"feasible": False, "why": str(error), "rejected": rejected, **ways, **beside})
     else:
-        from sizing.cli.tables import print_rejections  # costs rich, which JSON does without
+        from sizing.cli.tables import print_rejections, print_ways_out  # costs rich, which JSON does without
 
         print_rejections(error.rejected)
+        print_ways_out(ways_out)
 
 
 EXAMPLES = """\b
@@ -105,49 +112,71 @@ LOAD_NEEDED = ("isl", "osl")
     length_options(required=False),
     field_option("rate", required=False),
     field_option("peak_factor"),
-    click.option("--daily", help="24 hourly rates, comma-separated, instead of --rate: GPUs by hour."),
+    click.option(
+        "--daily", help="24 hourly rates in requests/s, comma-separated, instead of --rate: also GPUs by hour."
+    ),
     click.option(
         "--trace",
         "traces",
         multiple=True,
-        help="Recorded requests, a CSV, Parquet or JSON lines file, in place of lengths and load; several times for "
-        "classes of requests, NAME=FILE each.",
+        help="File of recorded requests (CSV, Parquet, JSON lines), in place of lengths and load. May be repeated, as "
+        "NAME=FILE, for classes of requests.",
     ),
     click.option(
         "--trace-window",
         default="all",
         show_default=True,
-        help="Of the trace: all, worst-hour, or FROM..TO as 02:30..04:00 or with dates.",
+        help="Part of the trace: all, worst-hour, or FROM..TO, for instance 02:30..04:00, or with dates.",
     ),
-    click.option("--trace-scale", default=1.0, show_default=True, help="Times the requests of the trace, bursts kept."),
-    click.option("--class", "classes", multiple=True, help="Limits of a class of the trace: NAME:ttft=..,itl=none."),
+    click.option(
+        "--trace-scale",
+        default=1.0,
+        show_default=True,
+        help="Factor on the number of requests in the trace; bursts are preserved.",
+    ),
+    click.option(
+        "--class",
+        "classes",
+        multiple=True,
+        help="Limits for a class of the trace, for instance code:ttft=p95:300ms,itl=none; may be repeated.",
+    ),
     click.option(
         "--prefix-cache",
         is_flag=True,
-        help="With --trace: turns of a session find in the KV cache what is left of those before them.",
+        help="With --trace: a turn finds what the KV cache still holds of the turns before it in its session.",
     ),
-    click.option("--users", type=click.IntRange(1), help="Users or agents at once, in sessions, in place of --rate."),
-    session_options(required=False),
     click.option(
-        "--session-routing",
-        type=click.Choice(SESSION_ROUTINGS),
-        default="affinity",
-        show_default=True,
-        help="Who gets a turn: the replica of its session, any, the least busy one, the one with most of it cached.",
+        "--users", type=click.IntRange(1), help="Users or agents at once, each in a session, instead of --rate."
     ),
+    session_options(required=False),
+    session_routing_option("--session-routing"),
     sla_options,
-    click.option("--first-ttft", help="Of sessions: limit on TTFT of first turns, for instance p95:2s."),
-    click.option("--later-ttft", help="Of sessions: limit on TTFT of later turns, for instance p95:500ms."),
-    click.option("--session-time", help="Limit on the time of a whole session or task, for instance p95:600s."),
+    click.option("--first-ttft", help="With sessions: limit on the TTFT of first turns, for instance p95:2s."),
+    click.option("--later-ttft", help="With sessions: limit on the TTFT of later turns, for instance p95:500ms."),
+    click.option(
+        "--session-time", help="With sessions: limit on the duration of a whole session, for instance p95:600s."
+    ),
     margin_options,
     field_option("price"),
-    click.option("--mix", is_flag=True, help="Find the cheapest mix of GPU types; needs a price for each."),
-    click.option("--owned", help="With --mix: GPUs already owned, h100_sxm=8."),
-    click.option("--available", help="With --mix: the number available of a GPU, h200_sxm=16."),
-    click.option("--disaggregated", is_flag=True, help="Also: prefill and decode in pools of their own, best layouts."),
-    click.option("--tune", "tuned", is_flag=True, help="Search the best batch limit and chunk size for the answer."),
-    click.option("--goodput-price", is_flag=True, help="Also: GPUs at 90, 95, 99 and 99.9 % goodput, limits at once."),
-    click.option("--workload", "workloads", multiple=True, help="NAME:isl=..,osl=..,rate=..,ttft=..; several times."),
+    click.option("--mix", is_flag=True, help="Also find the cheapest mix of GPU types; needs a --price for each."),
+    click.option("--owned", help="With --mix: GPUs already owned, for instance h100_sxm=8."),
+    click.option("--available", help="With --mix: the most GPUs of a type, for instance h200_sxm=16."),
+    click.option(
+        "--disaggregated", is_flag=True, help="Also size separate prefill and decode pools, each in its best layout."
+    ),
+    click.option(
+        "--tune",
+        "tuned",
+        is_flag=True,
+        help="Also find the batch limit and chunk size with which the answer needs the fewest GPUs.",
+    ),
+    click.option("--goodput-price", is_flag=True, help="Also give the GPUs for a goodput of 90, 95, 99 and 99.9 %."),
+    click.option(
+        "--workload",
+        "workloads",
+        multiple=True,
+        help="One of several workloads on the fleet, for instance chat:isl=1000,osl=200,rate=5,ttft=p95:1s.",
+    ),
     time_limit,
     as_json,
 )
@@ -160,12 +189,12 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     if given["workloads"]:
         shared_instead(context, json_, given)
         return
+    check_companions(context, COMPANIONS)
     points = points_of(given)
     recorded = talks = None
     if given["users"] is not None or given["sessions_per_s"] is not None:
         question, talks = planned_sessions(context, given)
     elif not given["traces"]:
-        check_no_sessions(context)
         question = planned(given)
     else:
         question, recorded = planned_trace(context, given)
@@ -180,11 +209,10 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         special = replayed or simulated
         plan = special.plan if special else planner.plan(question, reserved, found[1])
     except NoFeasiblePlan as error:
+        ways = NO_WAYS if talks or given["classes"] else ways_out(error, question, reserved)
         load = talks[0] if talks else None
-        if not json_:
-            raise
-        refusal = refusal_json(error, question, reserved, load, recorded is not None)
-        raise Reported(error, {"report": refusal}) from None
+        report = {"report": refusal_json(error, question, ways, load, recorded is not None)} if json_ else {}
+        raise Reported(error, report, answer.ways_out_lines(*ways)) from None
     more = Extras(sessions=simulated)
     if simulated is None:
         more = replace(extras(plan, given, counts, reserved), trace=replayed)
@@ -197,17 +225,10 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
 
 
 def planned(given: Mapping[str, Any]) -> Question:
-    """The question, for the peak of the load. Raises what click raises for a missing option."""
+    """The question, for the peak of the load. Raises UsageError for options that are missing or contradict."""
     for name in LOAD_NEEDED:
         if given[name] is None:
             raise click.MissingParameter(param_type="option", param_hint=f"'--{name}'")
-    if not given["mix"]:
-        for name in ("owned", "available"):
-            if given[name] is not None:
-                raise click.UsageError(f"--{name} goes with --mix")
-    for name in ("classes", "prefix_cache"):
-        if given[name]:
-            raise click.UsageError(f"--{'class' if name == 'classes' else 'prefix-cache'} goes with --trace")
     if (given["rate"] is None) == (given["daily"] is None):
         raise click.UsageError("give the load by either --rate or --daily")
     if given["daily"] is not None:
@@ -231,14 +252,10 @@ def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Que
     from sizing.analyses.traced import busiest_rate_per_s, lengths_of, peak_factor
     from sizing.trace_files import read_traces
 
-    by_hand = set_by_hand(context)
-    for name in (*OF_TRACES, *NOT_REPLAYED):
-        if name in by_hand:
-            option = TYPED.get(name, name.replace("_", "-"))
-            why = "the trace has its own" if name in OF_TRACES else "its answer would not be replayed"
-            raise click.UsageError(f"--{option} does not go with --trace: {why}")
-    if given["prefix_cache"] and (twice := {*by_hand} & {"prefix_tokens", "prefix_hit"}):
-        raise click.UsageError(f"--{min(twice).replace('_', '-')} does not go with --prefix-cache: the replay finds it")
+    refuse(context, OF_TRACES, "does not go with --trace: the trace has its own")
+    refuse(context, NOT_REPLAYED, "does not go with --trace: its answer would not be replayed")
+    if given["prefix_cache"]:
+        refuse(context, ("prefix_tokens", "prefix_hit"), "does not go with --prefix-cache: the replay finds it")
     reading = read_traces(given["traces"])
     trace = reading.trace.window(given["trace_window"]).scaled(given["trace_scale"])
     lengths = {name: getattr(lengths_of(trace), name) for name in LENGTHS}
@@ -246,12 +263,7 @@ def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Que
     return Question.of({**given, **lengths, **load, "price": None}), reading._replace(trace=trace)
 
 
-OF_SESSIONS = (
-    *("prefix_tokens", "prefix_hit", "routing", "gap", "traces", "trace_window", "trace_scale", "classes"),
-    *("prefix_cache", "goodput", "goodput_price", "rejected", *ADMISSION),
-)
-TYPED = {"tuned": "tune", "traces": "trace", "classes": "class"}
-"""Options by parameters that are not called as they are typed."""
+NOT_OF_SESSIONS = ("prefix_tokens", "prefix_hit", "routing", "gap", "traces", "goodput", "rejected", *ADMISSION)
 LIMITS_OF_SESSIONS: dict[str, SessionLatency] = {
     "first_ttft": "first_ttft",
     "later_ttft": "later_ttft",
@@ -265,16 +277,9 @@ def planned_sessions(
     """The question of sessions, and what it does not hold: the sessions, and what their turns are like."""
     from sizing.analyses.session_plan import SessionLimit, SessionLoad, session_question, within_context
 
-    by_hand = set_by_hand(context)
-    for name in (*OF_TRACES, *OF_SESSIONS, *NOT_REPLAYED):
-        if name in by_hand:
-            option = TYPED.get(name, name.replace("_", "-"))
-            why = (
-                "its answer would not be simulated"
-                if name in NOT_REPLAYED
-                else "sessions have their own load and limits"
-            )
-            raise click.UsageError(f"--{option} does not go with --users and --sessions-per-s: {why}")
+    unfit = "does not go with --users and --sessions-per-s"
+    refuse(context, (*OF_TRACES, *NOT_OF_SESSIONS), f"{unfit}: sessions have their own load and limits")
+    refuse(context, NOT_REPLAYED, f"{unfit}: its answer would not be simulated")
     if given["users"] is not None and given["sessions_per_s"] is not None:
         raise click.UsageError("give the load by either --users or --sessions-per-s")
     for name in ("turns", *(f"{kind}_tokens" for kind in SESSION_TOKENS)):
@@ -293,12 +298,12 @@ def planned_sessions(
     return question, (load, turns)
 
 
-def check_no_sessions(context: click.Context) -> None:
-    """UsageError for what describes sessions where there is no number of them."""
-    by_hand = set_by_hand(context)
-    for name in (*SESSION_SHAPE, "session_routing", *LIMITS_OF_SESSIONS):
-        if name in by_hand:
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --users or --sessions-per-s")
+COMPANIONS: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("users", "sessions_per_s"): (*SESSION_SHAPE, "session_routing", *LIMITS_OF_SESSIONS),
+    ("traces",): ("trace_window", "trace_scale", "classes", "prefix_cache"),
+    ("mix",): ("owned", "available"),
+}
+"""Parameters of which one must be given -> those that mean nothing without."""
 
 
 def simulates(
@@ -352,20 +357,28 @@ def report_json(plan: Plan, more: Extras) -> dict[str, Any]:
     return as_dict(report_of(plan, curve, more, Cover(now())))
 
 
+Ways = tuple[tuple[Relaxation, ...], Together | None]
+NO_WAYS: Ways = ((), None)
+"""To meet the SLA of sessions, or of classes of requests: none are worked out."""
+
+
+def ways_out(error: NoFeasiblePlan, question: Question, found: Sequence[Candidate]) -> Ways:
+    """Each limit relaxed alone, and all that must be relaxed together, where it is the SLA that is missed."""
+    if all(rejection.kind != "sla" for rejection in error.rejected):
+        return NO_WAYS
+    alone = relaxations(question, found)
+    return alone, only_together(alone, together(question, found))
+
+
 def refusal_json(
-    error: NoFeasiblePlan, question: Question, found: Sequence[Candidate], load: SessionLoad | None, replayed: bool
+    error: NoFeasiblePlan, question: Question, ways: Ways, load: SessionLoad | None, replayed: bool
 ) -> dict[str, Any]:
-    """Why there is no plan, as `python -m sizing report` reads it; with ways to meet the SLA, unless of sessions.
-    `replayed`: of a recorded trace."""
-    from sizing.analyses.relax import relaxations, together
+    """Why there is no plan, as `python -m sizing report` reads it. `replayed`: of a recorded trace."""
     from sizing.report.build import Cover, refusal_of
     from sizing.report.model import as_dict
 
-    missed = load is None and any(rejection.kind == "sla" for rejection in error.rejected)
-    alone, nearest = (relaxations(question, found), together(question, found)) if missed else ((), None)
-    title = "No configuration meets this SLA"
-    why = title, str(error), error.rejected, Cover(now())
-    return as_dict(refusal_of(question, *why, alone, nearest, load, replayed))
+    why = "No configuration meets this SLA", str(error), error.rejected, Cover(now())
+    return as_dict(refusal_of(question, *why, *ways, load, replayed))
 
 
 def now() -> str:
@@ -376,7 +389,7 @@ def now() -> str:
 def extras(
     plan: Plan, given: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], found: Sequence[Candidate]
 ) -> Extras:
-    """What was asked beside the count; `found`: the candidates of the plan."""
+    """Everything that was asked for beside the count; `found`: the candidates of the plan."""
     question, fleet, pools = plan.question, plan.answer, None
     if given["disaggregated"]:
         from sizing.analyses.pools import pools_of  # costs the what-ifs, which nothing else here needs
@@ -409,13 +422,13 @@ def mixed(plan: Plan, owned: Mapping[str, int], available: Mapping[str, int]) ->
 
 
 def shared_instead(context: click.Context, json_: bool, given: dict[str, Any]) -> None:
-    """Several workloads: the command `share` answers."""
+    """Let the command `share` answer for several workloads."""
     group = context.parent.command if context.parent else None
     share = group.get_command(context, "share") if isinstance(group, click.Group) else None
     if share is None:
         raise click.UsageError("--workload needs the command group")
     names = {parameter.name for parameter in share.params}
-    unknown = [f"--{name.replace('_', '-')}" for name in set_by_hand(context) if name not in names]
+    unknown = [option for name, option in set_by_hand(context).items() if name not in names]
     if unknown:
         raise click.UsageError(
             f"{', '.join(unknown)} cannot be combined with --workload: each --workload contains lengths, load, "

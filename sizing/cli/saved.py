@@ -35,21 +35,30 @@ NO_PLAN = 3
 
 @click.command("report", epilog=EXAMPLES)
 @options(
-    click.option("--plan", "plan", type=click.Path(path_type=Path), required=True, help="What `plan --json` printed."),
-    click.option("--out", type=click.Path(path_type=Path), required=True, help="x.html, x.pdf, x.xlsx or x.json."),
+    click.option(
+        "--plan", "plan", type=click.Path(path_type=Path), required=True, help="File with the output of `plan --json`."
+    ),
+    click.option(
+        "--out",
+        type=click.Path(path_type=Path),
+        required=True,
+        help="File to write; its ending, .html, .pdf, .xlsx or .json, selects the format.",
+    ),
     click.option("--title", help="Title of the report."),
-    click.option("--author", help="Who made it."),
-    click.option("--notes", help="Notes, one paragraph per line."),
-    click.option("--link", help="Link to the scenario."),
-    click.option("--daily/--no-daily", default=None, help="Require or omit GPUs over a day; default: as in the plan."),
+    click.option("--author", help="Author of the report."),
+    click.option("--notes", help="Notes; each line is a paragraph."),
+    click.option("--link", help="Link to the scenario, printed in the report."),
+    click.option(
+        "--daily/--no-daily", default=None, help="Require or omit the GPUs over a day. [default: as in the plan]"
+    ),
     click.option("--json", "json_", is_flag=True, help="Print the file's name as JSON."),
 )
 def report_command(plan: Path, out: Path, daily: bool | None, json_: bool, **cover: str | None) -> int:
     """A saved plan as HTML, PDF, XLSX or JSON, the same numbers in each.
 
-    --plan takes what `plan --json` printed, or the JSON of a report. Where no configuration meets the SLA the report
-    says why, holds no count of GPUs, and the exit status is 3. GPUs over a day are in it where the plan was made with
-    its own --daily.
+    --plan takes the output of `plan --json`, or the JSON of a report. If no configuration meets the SLA, the report
+    says why and has no count of GPUs, and the exit code is 3. It has the GPUs over a day if the plan was made with
+    --daily.
     """
     suffix = suffix_of(out)
     found = with_daily(with_cover(read(plan), **cover), plan, daily)
@@ -85,22 +94,30 @@ Examples:
 
 @click.command("deploy", epilog=DEPLOY_EXAMPLES)
 @options(
-    click.option("--plan", "plan", type=click.Path(path_type=Path), required=True, help="What `plan --json` printed."),
-    click.option("--format", "kind", type=click.Choice(list(FORMATS)), required=True, help="What to write."),
-    click.option("--out", type=click.Path(path_type=Path), help="A folder, or the name of one file; default: print."),
-    click.option("--model-path", help="Where the servers find the weights. [default: the model's name]"),
-    click.option("--name", help="Of the Kubernetes objects. [default: from the model]"),
-    click.option("--namespace", default="", help="Of the Kubernetes objects. [default: that of the client]"),
+    click.option(
+        "--plan", "plan", type=click.Path(path_type=Path), required=True, help="File with the output of `plan --json`."
+    ),
+    click.option(
+        "--format", "kind", type=click.Choice(list(FORMATS)), required=True, help="Files to write, see above."
+    ),
+    click.option(
+        "--out", type=click.Path(path_type=Path), help="Folder, or file if there is only one. [default: print]"
+    ),
+    click.option(
+        "--model-path", help="Path or name by which the servers find the weights. [default: the model's name]"
+    ),
+    click.option("--name", help="Name of the Kubernetes objects. [default: from the model]"),
+    click.option("--namespace", default="", help="Namespace of the Kubernetes objects. [default: that of the client]"),
     click.option("--json", "json_", is_flag=True, help="Print the files' names as JSON; needs --out."),
 )
 def deploy_command(
     plan: Path, kind: str, out: Path | None, model_path: str | None, name: str | None, namespace: str, json_: bool
 ) -> None:
-    """A saved plan as files that start its servers, with the limits that were simulated.
+    """A saved plan as files that start its servers, with the batching limits that were simulated.
 
     vllm, sglang, trtllm: the command line of one replica. helm: values for vLLM's production-stack. kserve: an
-    InferenceService. dynamo: a DynamoGraphDeployment, with prefill and decode workers where the plan was made with
-    --disaggregated. keda, hpa: a ScaledObject or HorizontalPodAutoscaler by requests in a replica.
+    InferenceService. dynamo: a DynamoGraphDeployment, with prefill and decode workers if the plan was made with
+    --disaggregated. keda, hpa: a ScaledObject or HorizontalPodAutoscaler that follows the requests per replica.
     """
     if json_ and out is None:
         raise click.UsageError("--json names the files that --out writes")

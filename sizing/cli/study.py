@@ -24,18 +24,24 @@ All combinations; or with `sample: 1000` that many at random, where an axis may 
   python -m sizing study study.yaml --out study.csv
   python -m sizing study study.yaml --out study.csv --cluster tcp://10.0.0.5:8786
 """
-processes_option = click.option("--processes", type=click.IntRange(0), default=0, help="0 (default): one a core.")
+processes_option = click.option(
+    "--processes", type=click.IntRange(0), default=0, show_default=True, help="Worker processes; 0: one per core."
+)
 cluster_option = click.option(
     "--cluster",
     default="",
-    help="Address of a Dask scheduler: tcp://HOST:PORT. Whoever reaches that port can run code there, as Dask asks for "
-    "no password: use it inside a trusted network.",
+    help="Address of a Dask scheduler, tcp://HOST:PORT. Anyone who can reach that port can run code there, because "
+    "Dask asks for no password: use it only inside a trusted network.",
 )
 
 
 @click.command("study", epilog=EXAMPLE)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Results (CSV). Default: FILE with .csv.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File for the results (CSV). [default: FILE with the ending .csv]",
+)
 @processes_option
 @cluster_option
 @click.option("--json", "json_", is_flag=True, help="Print the summary as JSON.")

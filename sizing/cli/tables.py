@@ -343,6 +343,14 @@ def print_rejections(rejected: Sequence[Rejection]) -> None:
     console().print(table)
 
 
+def print_ways_out(lines: Sequence[str]) -> None:
+    """What the limits would have to be."""
+    if lines:
+        console().print("Ways to meet the SLA:")
+    for line in lines:
+        console().print(f"  - {escape(line)}.", soft_wrap=True)
+
+
 def print_prediction(prediction: Prediction, title: str) -> None:
     """Percentiles of the latencies, and of the gaps between tokens where these are known."""
     if prediction.saturated:

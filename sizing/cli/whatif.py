@@ -119,7 +119,7 @@ Example:
 
 @click.command("whatif", epilog=EXAMPLE)
 @click.option("--change", "changes", multiple=True, help="A change, see below; may be repeated.")
-@click.option("--disaggregated", is_flag=True, help="Also: prompts and tokens in two pools of replicas.")
+@click.option("--disaggregated", is_flag=True, help="Also size separate prefill and decode pools.")
 @model_options(required=True)
 @which_options
 @workload_options
@@ -127,7 +127,7 @@ Example:
 @margin_options
 @as_json
 def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, **given: Any) -> None:
-    """The best fleet of a plan, and the fleet it would be if the engine, the model or the prompts were changed."""
+    """The plan before and after changes of the engine, the model or the prompts that nobody has measured."""
     if not changes and not disaggregated:
         raise ScenarioError(f"give at least one --change ({', '.join(KINDS)}) or --disaggregated")
     made = [parse_change(text) for text in changes]

@@ -13,7 +13,7 @@ from typing import Any
 from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
 from sizing.analyses.daily import Daily
-from sizing.analyses.relax import Relaxation, Together
+from sizing.analyses.relax import Relaxation, Together, only_together
 from sizing.analyses.sensitivity import GoodputPrice, Sensitivity
 from sizing.analyses.session_plan import OWN, Seen, SessionLoad, SessionPlan
 from sizing.analyses.traced import TracePlan
@@ -112,7 +112,8 @@ def way_out(way: Relaxation) -> WayOut:
 
 def loosened(asked: Iterable[Limit], alone: Iterable[Relaxation], found: Together | None) -> tuple[Loosened, ...]:
     """All limits that must be relaxed; none where relaxing one is enough, or where only one is missed."""
-    if found is None or len(found.limits) < 2 or any(way.smallest for way in alone):
+    found = only_together(alone, found)
+    if found is None:
         return ()
     needed = {(limit.metric, limit.percentile): limit.limit_s for limit in found.limits}
     label, basis = found.candidate.label, found.candidate.basis

@@ -470,8 +470,8 @@ def _sessions(title: str, first: str, rows: Sequence[SessionRow]) -> Table:
             for each in rows
         ),
         empty="One replica serves all sessions.",
-        note="No time: the queue grew without end. In flight: sessions that have begun and not ended, those who think "
-        "included.",
+        note="No time: the queue grew without end. In flight: sessions that have begun and not ended, including those "
+        "between two turns.",
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
-from api.mcp_server import server, tools
+from api.mcp_server import BESIDE, server, tools
 from api.questions import JsonQuestion
 from api.workers import Workers
 from tests.api.conftest import LIMIT_S, QUESTION
@@ -67,7 +67,7 @@ def test_a_plan_is_told_as_the_api_has_it(talk: Callable[[Conversation], None]) 
     async def conversation(client: Client) -> None:
         whole = json.loads(JsonQuestion.of("plan", QUESTION).answer(LIMIT_S))  # type: ignore[arg-type]
         told = await said(client, "plan", **QUESTION)
-        for key in ("gpus", "gpus_low", "gpus_high", "basis", "binding", "sentence"):
+        for key in ("gpus", "gpus_low", "gpus_high", "basis", "binding", "sentence", "power_kw_at_most"):
             assert told[key] == whole[key]
         assert told["predicted"]["itl_ms"]["p95"] == pytest.approx(1000 * whole["predicted"]["itl"]["p95_s"], abs=0.05)
         why = await said(client, "explain", **QUESTION)
@@ -82,6 +82,7 @@ def test_without_a_fleet_there_is_no_count(talk: Callable[[Conversation], None])
         for tool in ("plan", "explain"):
             told = await said(client, tool, **QUESTION | {"itl": "p95:1ms"})
             assert told["feasible"] is False and told["nearest"] and "gpus" not in told
+            assert told["ways_out"][0].startswith("p95 TTFT") and told["ways_out"][1].startswith("p95 ITL: ")
 
     talk(conversation)
 
@@ -152,6 +153,12 @@ def test_what_is_asked_for_beside_the_count_is_told(talk: Callable[[Conversation
             assert (await said(client, "explain", **asked))[key] == told
 
     talk(conversation)
+
+
+def test_sessions_are_told_with_what_each_routing_finds() -> None:
+    seen = {"hit_rate": 0.8, "meets_sla": True, "turns_per_s": 3.0}
+    told = BESIDE["sessions"]({**seen, "routing": "affinity", "routings": {"affinity": seen, "random": seen}})
+    assert told["routings"]["random"] == {"hit_rate": 0.8, "meets_sla": True}
 
 
 def test_what_was_left_out_is_told_apart(talk: Callable[[Conversation], None]) -> None:

@@ -29,6 +29,7 @@ KEYS = {
         "rejected",
     ),
 }
+LOOP = "predict --points data/curves/reference-cpu.csv --isl 64 --osl 32 --concurrency 2".split()
 POINTS_HEADER = "model,precision,gpu,tp,isl,osl,load_kind,load_value,requests_per_s,ttft_mean_s,itl_mean_s,e2e_mean_s"
 
 
@@ -76,6 +77,7 @@ def test_an_sla_that_cannot_be_met_prints_no_count(capsys: pytest.CaptureFixture
         assert err.count("\n") == 1
         assert '"gpus"' not in out
         assert "ms on an idle replica" in " ".join(out.split())
+        assert "p95 ITL: " in out and " instead of 2 ms, with h200_sxm TP" in out, "ways to meet it"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,16 @@ def test_an_sla_that_cannot_be_met_prints_no_count(capsys: pytest.CaptureFixture
         (["capacity", "--gpus", "0"], "--gpus"),
         (replaced(protocol="burst"), "--protocol goes with --points"),
         (replaced(**{"points-replicas": "2"}), "--points-replicas goes with --points"),
+        (replaced(**{"trace-scale": "2"}), "--trace-scale goes with --trace"),
+        (replaced(**{"trace-window": "all"}), "--trace-window goes with --trace"),
+        (replaced(owned="h200_sxm=2"), "--owned goes with --mix"),
+        ([*replaced(workload="chat:isl=1"), "--tune"], "--tune cannot be combined with --workload"),
+        ([*LOOP, "--arrivals", "constant"], "--arrivals does not go with --concurrency"),
+        ([*LOOP, "--routing", "random"], "--routing does not go with --concurrency"),
+        ([*LOOP, "--isl-law", "uniform:60-68"], "--isl-law does not go with --concurrency"),
+        ([*LOOP, "--correlation", "0.5"], "--correlation does not go with --concurrency"),
+        ([*LOOP, "--method", "analytic"], "--method analytic does not go with --concurrency"),
+        ([*LOOP, "--rate", "1"], "either --rate or --concurrency"),
     ],
 )
 def test_each_mistake_is_one_line_and_exit_2(

@@ -235,6 +235,13 @@ def test_costs_and_an_api_on_the_command_line(capsys: pytest.CaptureFixture[str]
         (f"--points {FILE} --ttft 300ms --users 5", 2, "--session-s"),
         (f"--points {FILE} --ttft 300ms --mean 2 --peak-factor 0.5", 2, "--peak-factor"),
         ("--points none.csv --ttft 300ms --peak 2", 2, "no such points file"),
+        ("--example --ttft 300ms", 2, "--ttft does not go with --example"),
+        ("--peak 2 --ttft 300ms", 2, "--ttft goes with --points"),
+        ("--peak 2 --headroom 0.1", 2, "--headroom goes with --points"),
+        (f"--points {FILE} --ttft 300ms --peak 2 --requests-per-s 5", 2, "--requests-per-s does not go with --points"),
+        (f"--points {FILE} --ttft 300ms --peak 2 --peak-factor 2", 2, "--peak-factor does not go with --peak"),
+        (f"--points {FILE} --ttft 300ms --peak 2 --session-s 9", 2, "--session-s goes with --users"),
+        (f"--points {FILE} --ttft 300ms --peak 2 --years 5", 2, "--years goes with --server-price"),
         (f"--points {FILE} --ttft 1ms --peak 2", 3, "nearest"),
     ],
 )

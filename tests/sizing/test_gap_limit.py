@@ -244,7 +244,7 @@ def test_one_output_token_has_no_gaps_to_limit() -> None:
 
 def test_the_mean_rule_says_that_it_sees_no_single_gaps() -> None:
     said = sizing_by_means(planner.plan(question(sla=P99), [candidate()]))
-    assert said is not None and "The rule sees no single gaps" in said
+    assert said is not None and "The rule does not see single gaps" in said
     without = sizing_by_means(planner.plan(question(), [candidate()]))
     assert without is not None and "gaps" not in without
 

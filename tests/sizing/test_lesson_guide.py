@@ -70,7 +70,13 @@ def test_all_steps_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert "one-prompt" in command("--all", capsys)[1]
 
 
-@pytest.mark.parametrize("wrong", ["--step nine", "--slots 0", "--load users:3", "--batching magic", "--ticks x"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("--step nine", "--slots 0", "--load users:3", "--batching magic", "--ticks x"),
+        *("--all --slots 8", "--all --step rate", "--all --show 9"),
+    ],
+)
 def test_bad_input_is_one_line_and_exit_2(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = command(wrong, capsys)
     assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1

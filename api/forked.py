@@ -31,7 +31,7 @@ from sizing.compiled import has_compiled
 from sizing.errors import NotComputed, SizingError
 
 PARENT_EVERY_S = 1.0
-"""Seconds between two looks of a process at whether its parent still lives."""
+"""Seconds between two checks of a process that its parent is still alive."""
 ANSWERED_BETWEEN_COLLECTIONS = 10_000
 """Objects that answers make: what they leave in cycles is garbage until it is looked for, 8 kB each."""
 HEAD_BYTES = 8
@@ -44,11 +44,11 @@ main(*sys.argv[1:])"""
 
 
 class Job(Hashable, Protocol):
-    """A question that another process can answer; equal ones are the same question."""
+    """A question that another process can answer; equal objects are the same question."""
 
     @property
     def kept_as(self) -> Hashable:
-        """What its answer is kept under: equal for equal questions alone, and without what only computing needs."""
+        """The key of its cached answer: equal only for equal questions, without what only the computation needs."""
 
     def answer(self, limit_s: float) -> Any:
         """The answer; raises TimeLimitReached if it takes more than `limit_s` seconds of CPU."""
@@ -62,15 +62,15 @@ class Lost(NotComputed):
 
 
 class Packed(NamedTuple):
-    """An answer, compressed, and whether the process that computed it is better replaced: it has compiled, and holds
-    370 MB for it that a new one, which loads what was compiled, does without."""
+    """A compressed answer. `worn`: the process that computed it should be replaced, because it has compiled and keeps
+    370 MB that a new process, which loads the compiled code, does not need."""
 
     answer: bytes
     worn: bool
 
 
 def packed(job: Job, limit_s: float) -> Packed:
-    """The answer of a job; unpacked by `unpacked`."""
+    """The answer of a job, for `unpacked`."""
     try:
         return Packed(zlib.compress(pickle.dumps(job.answer(limit_s)), level=1), has_compiled())
     finally:
@@ -78,13 +78,13 @@ def packed(job: Job, limit_s: float) -> Packed:
 
 
 def unpacked(answer: bytes) -> Any:
-    """What `packed` packed, in a process of our own: a copy for each who asks."""
+    """The answer that `packed` compressed; every caller gets a copy of its own."""
     return pickle.loads(zlib.decompress(answer))
 
 
 def give_back_memory() -> None:
-    """Return memory that nothing uses any more to the system, where the C library can: of arrays that were simulated,
-    glibc keeps 60 MB in each process. Takes a millisecond."""
+    """Return unused memory to the system if the C library can: glibc would keep 60 MB of freed arrays in each process.
+    Takes a millisecond."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 
@@ -93,9 +93,9 @@ def give_back_memory() -> None:
 
 
 class ForkServer:
-    """The process that others are forked from; it starts when it is first needed, and anew should it have died.
+    """The process that the others are forked from. It starts when it is first needed, and again if it has died.
 
-    `load`, functions of modules, are called in it before the first is forked, and load what questions need.
+    `load`: functions of modules that load what questions need; they are called before the first fork.
     """
 
     def __init__(self, load: Sequence[Callable[[], object]]) -> None:
@@ -104,7 +104,7 @@ class ForkServer:
         self._control: socket.socket | None = None
 
     def fork(self) -> socket.socket:
-        """The near end of a channel to a new process, which says its id first, as soon as everything is loaded."""
+        """Our end of a channel to a new process, which sends its id first, as soon as everything is loaded."""
         if self._control is None or self._program is None or self._program.poll() is not None:
             self.end()
             self._control, theirs = socket.socketpair()
@@ -147,7 +147,7 @@ class ForkServer:
 
 
 class Process:
-    """One process: its death, or its end by our hand, is that of one question."""
+    """One worker process. If it dies or is ended, only the question that it is computing is lost."""
 
     def __init__(self, forks: ForkServer) -> None:
         self._forks = forks
@@ -155,9 +155,9 @@ class Process:
         self._id = 0
 
     async def answer(self, job: Job, limit_s: float) -> bytes:
-        """Answered there, packed. The process begins when it is first needed, and anew after its end; Lost if it dies.
+        """The packed answer, computed by the process, which is started if there is none. Raises Lost if it dies.
 
-        A caller that is cancelled takes the process with it: nothing else stops what it computes.
+        Cancelling the caller ends the process, because nothing else stops a computation.
         """
         try:
             found = await self._asked(pickle.dumps((job, limit_s)))
@@ -197,7 +197,7 @@ class Process:
         return bytes(message)
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """End it, whatever it is doing."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -208,7 +208,7 @@ class Process:
 
 
 def framed(message: bytes) -> bytes:
-    """The message with its length before it."""
+    """The message, preceded by its length."""
     return len(message).to_bytes(HEAD_BYTES) + message
 
 
@@ -216,9 +216,9 @@ def framed(message: bytes) -> bytes:
 
 
 def main(control: str, path: str, load: str, again: str = "") -> None:
-    """Load everything, then fork a process for each channel that comes through the socket `control`, until it closes.
+    """Load everything, then fork a process for each channel that arrives on the socket `control`, until it closes.
 
-    A program that had to compile begins once more: what the compiler holds, every process would hold.
+    A program that had to compile starts over: every forked process would inherit the compiler's memory.
     """
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     for name in json.loads(load):
@@ -246,9 +246,9 @@ def main(control: str, path: str, load: str, again: str = "") -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process soon after its `parent`, whatever it computes then.
+    """End this process soon after its `parent` ends, even in the middle of a computation.
 
-    A server that is killed cannot end its processes, and they would compute for nobody.
+    A killed server cannot end its processes, which would otherwise go on computing for nobody.
     """
 
     def watch() -> None:
@@ -260,7 +260,7 @@ def end_with(parent: int) -> None:
 
 
 def compute(channel: socket.socket) -> None:
-    """Answer one question after another, until nobody is there to ask."""
+    """Answer one question after another until the channel closes."""
     with suppress(OSError), channel, channel.makefile("rwb") as stream:
         stream.write(os.getpid().to_bytes(HEAD_BYTES))
         stream.flush()
@@ -270,7 +270,7 @@ def compute(channel: socket.socket) -> None:
 
 
 def replied(question: bytes) -> bytes:
-    """The answer, or what was raised, as a message."""
+    """The answer, or the exception, as a message."""
     try:
         return pickle.dumps(packed(*pickle.loads(question)))
     except BaseException as error:
@@ -280,7 +280,7 @@ def replied(question: bytes) -> bytes:
 
 
 def as_message(error: BaseException) -> bytes:
-    """The error; one that a server must not raise, or that cannot be pickled, in words."""
+    """The error as a message; as a RuntimeError with its text if it cannot be pickled or a server must not raise it."""
     with suppress(Exception):
         message = pickle.dumps(error)
         if isinstance(pickle.loads(message), Exception):

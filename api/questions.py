@@ -1,8 +1,8 @@
 """What a program may ask: the commands of the planner as JSON questions, each with a schema, and how one is answered.
 
-A question has the keys that the command has options (`isl_cv` for ``--isl-cv``), and its answer is what the command
-prints with ``--json``, to the last digit. So that nothing on the server can be read through a question, files are given
-as what they hold: measured points as CSV text or as rows, a model's config.json as an object.
+The keys of a question are the command's options (`isl_cv` for ``--isl-cv``), and its answer is exactly what the command
+prints with ``--json``. So that a question cannot read files on the server, it has their contents instead: measured
+points as CSV text or as rows, a model's config.json as an object.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ NOT_OFFERED = (
     "prefix_cache",
     "help",
 )
-"""Options that are about the terminal, that the server sets, or that name a file of which there is no JSON form."""
+"""Options for the terminal, options that the server sets, and files whose contents have no JSON form."""
 INLINE = ("points", "config")
-"""Options that name a file: a question has what the file holds."""
+"""Options that name a file: a question has the contents of the file instead."""
 IMPLIED = ("model", "isl", "osl")
-"""Needed keys that another one may imply (`config`, a law of lengths): the command says when one is missing."""
+"""Required keys that another one may imply (`config`, a law of lengths): the command reports one that is missing."""
 FIRST = {"model": "Qwen/Qwen3-32B", "gpu": "h200_sxm", "isl": 2000, "osl": 256, "rate": 20, "ttft": "p95:1s"}
-"""A question as it comes to a server that has just begun."""
+"""A typical first question to a new server."""
 READ_FROM_FILE = "a question cannot name a file on the server"
 
 
 class Refused(NamedTuple):
-    """Why there is no answer: which part is wrong, the form of the question or what it asks, and one line that says
-    what to do."""
+    """Why there is no answer: whether the form of the question or its content is wrong, and one line that says what to
+    do."""
 
     part: Literal["form", "question"]
     line: str
@@ -94,7 +94,7 @@ def command(name: str) -> click.Command:
 
 
 def _inline(name: str) -> dict[str, dict[str, Any]]:
-    """Schemas of what a file would hold."""
+    """Schemas of the keys that take the contents of a file."""
     asked = {key_of(each) for each in command(name).params if isinstance(each, click.Option)}
     cell = {"type": ["string", "number", "boolean", "null"]}
     row = {"type": "object", "propertyNames": {"enum": list(COLUMNS)}, "additionalProperties": cell}
@@ -131,7 +131,7 @@ def _schema(key: str, option: click.Option) -> dict[str, Any]:
 
 
 def _bounds(kind: IntParamType | FloatParamType, field: Any) -> dict[str, float]:
-    """The least and the largest value: of the field of the question, else of the option."""
+    """The smallest and the largest value, from the field of the question or else from the option."""
     if field is not None and isinstance(field.range, Range):
         return {"minimum": field.range.low, "maximum": field.range.high}
     if not isinstance(kind, IntRange | FloatRange):
@@ -142,7 +142,7 @@ def _bounds(kind: IntParamType | FloatParamType, field: Any) -> dict[str, float]
 
 @cache
 def schema(name: str) -> Mapping[str, Any]:
-    """The JSON schema (2020-12) of a question's body: no key beside those named."""
+    """The JSON schema (2020-12) of a question's body; other keys are not allowed."""
     options = [each for each in command(name).params if isinstance(each, click.Option)]
     needed = sorted(key_of(each) for each in options if each.required and key_of(each) not in IMPLIED)
     return MappingProxyType(
@@ -151,7 +151,7 @@ def schema(name: str) -> Mapping[str, Any]:
 
 
 def misfit(form: Mapping[str, Any], value: object) -> str:
-    """Where and how a value is not of a JSON schema, in one line; empty where it is.
+    """Where and how a value violates a JSON schema, in one line; empty if it does not.
 
     >>> misfit({"properties": {"rate": {"minimum": 0}}}, {"rate": -1})
     'rate: -1 is less than the minimum of 0'
@@ -164,7 +164,7 @@ def misfit(form: Mapping[str, Any], value: object) -> str:
 
 
 def refusal(name: str, body: object) -> Refused | None:
-    """What is wrong with the form of a question, before anything is computed; None where nothing is."""
+    """What is wrong with the form of a question, before anything is computed; None if nothing is."""
     if wrong := misfit(schema(name), body):
         return Refused("form", wrong)
     assert isinstance(body, Mapping)
@@ -174,12 +174,12 @@ def refusal(name: str, body: object) -> Refused | None:
         if key == "model" and (is_path(value) or is_config(value)):
             return Refused("form", f"model: {READ_FROM_FILE}: give its config.json as `config`")
         if not value.isascii() and any("\ud800" <= sign <= "\udfff" for sign in value):
-            return Refused("form", f"{key}: half a character (a lone surrogate)")
+            return Refused("form", f"{key}: contains a lone surrogate, which is half a character")
     return None
 
 
 def is_path(name: str) -> bool:
-    """True for what no model is called (`owner/name`), whether there is such a file or not: nobody learns that.
+    """True for a name that looks like a path and not like a model (`owner/name`), whether or not the file exists.
 
     >>> is_path("Qwen/Qwen3-32B"), is_path("/etc"), is_path("../data/model"), is_path("model.json")
     (False, True, True, True)
@@ -188,7 +188,7 @@ def is_path(name: str) -> bool:
 
 
 def _texts(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every text of a question with its key, what stands in `points` and `config` apart."""
+    """Every text of a question with its key, except those in `points` and `config`."""
     for key, value in body.items():
         if key in INLINE:
             continue
@@ -198,20 +198,20 @@ def _texts(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class JsonQuestion:
-    """A command and what is asked of it, as `refusal` found right: what a worker process gets, and what its answer is
-    kept under."""
+    """A command and the body of a question that `refusal` accepted: what a worker process receives, and the key under
+    which its answer is cached."""
 
     command: str
     body: str
 
     @classmethod
     def of(cls, name: str, body: Mapping[str, Any]) -> JsonQuestion:
-        """Keys in one order, so that the same question asked in another one is the same."""
+        """The question with its keys sorted, so that their order does not matter."""
         return cls(name, json.dumps(body, sort_keys=True))
 
     @property
     def kept_as(self) -> JsonQuestion:
-        """All of it."""
+        """The whole question."""
         return self
 
     def answer(self, limit_s: float) -> bytes | Refused:
@@ -228,11 +228,11 @@ class JsonQuestion:
         except click.ClickException as error:
             return Refused("question", one_line(error.format_message()))
         except (OverflowError, UnicodeError):
-            return Refused("question", "a number in it is larger than any that is computed with, or a text is broken")
+            return Refused("question", "it contains a number that is too large, or a text that is not Unicode")
 
 
 def load() -> None:
-    """Answer one question, which loads what all need."""
+    """Answer one question, which loads everything that questions need."""
     JsonQuestion("plan", json.dumps(FIRST)).answer(0)
 
 
@@ -244,14 +244,14 @@ def _asked(name: str, given: Mapping[str, Any], limit_s: float) -> bytes:
 
 
 def _printed(run: Callable[[], object]) -> bytes:
-    """The JSON that a command prints; what it would tell a terminal is dropped."""
+    """The JSON that a command prints; its output for a terminal is dropped."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):
         run()
     return out.getvalue().encode()
 
 
 def _arguments(name: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """The options of a command line, each in one word, so that no value can be taken for an option."""
+    """The options of a command line, each as one word, so that no value can be mistaken for an option."""
     options = {key_of(each): each for each in command(name).params if isinstance(each, click.Option)}
     for key, value in given.items():
         option = max(options[key].opts, key=len)
@@ -267,13 +267,13 @@ def _arguments(name: str, given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _word(value: object) -> str:
-    """A value as it is typed; whole numbers without a point."""
+    """A value as one would type it; whole numbers without a decimal point."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
 
 
 @contextmanager
 def _written(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The question with files in the place of what they hold, which last as long as the answer takes."""
+    """The question with its inline contents written to files, which are deleted once it is answered."""
     given = {key: value for key, value in body.items() if key not in INLINE}
     if len(given) == len(body):
         yield given
@@ -295,7 +295,7 @@ def _written(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Points as a CSV table, with the columns that any of them has."""
+    """Points as a CSV table with the columns that occur in any of them."""
     columns = [name for name in COLUMNS if any(name in row for row in rows)]
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")

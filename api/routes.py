@@ -1,7 +1,7 @@
 """The HTTP API: `POST /api/v1/COMMAND` answers a question, `GET /api/v1/...` lists what can be asked about.
 
-Stateless: an answer depends on the question and on the program's version alone. What is wrong is said as problem
-details (RFC 9457) with the command line's one line.
+Stateless: an answer depends only on the question and on the program's version. Errors are problem details (RFC 9457)
+with the one line of the command line.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ WORKERS_VARIABLE = "SIZING_WORKERS"
 LARGEST_BODY_BYTES = 4 << 20
 """A table of 10,000 points is half of it."""
 DEEPEST = 64
-"""Levels of a body's lists and objects; a config.json has five."""
+"""Most levels of nested lists and objects in a body; a config.json has five."""
 RETRY_AFTER_S = 5
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
-"""All that reach an endpoint, which says itself what it answers."""
+"""Methods that are routed to an endpoint, which itself refuses the wrong ones."""
 MOST_CASES = 16
 T = TypeVar("T")
 
 
 class Problem(Exception):
-    """A response that is no answer: status, kind (the end of the problem's type), title and one line."""
+    """A refusal as problem details: status, kind (the end of the problem's type), title, and one line of detail."""
 
     def __init__(self, status: int, kind: str, title: str, line: str) -> None:
         super().__init__(line)
@@ -68,13 +68,13 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def guarded(endpoint: Endpoint, method: str = "") -> Endpoint:
-    """The endpoint for those who may ask, by one method (empty: any); what it raises is answered as a problem."""
+    """The endpoint behind the check of identity, for one method (empty: any); its errors are answered as problems."""
 
     async def respond(request: Request) -> Response:
         try:
             check_identity(request)
             if method and request.method != method:
-                raise Problem(405, "method", "Not this way", f"{request.url.path} answers {method}")
+                raise Problem(405, "method", "Method not allowed", f"{request.url.path} answers {method}")
             return await endpoint(request)
         except Problem as problem:
             response = problem.response()
@@ -82,7 +82,7 @@ def guarded(endpoint: Endpoint, method: str = "") -> Endpoint:
                 response.headers["Allow"] = method
             return response
         except StoreError as error:
-            return Problem(503, "store", "The points store is away", one_line(str(error))).response()
+            return Problem(503, "store", "The points store is unavailable", one_line(str(error))).response()
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
 
@@ -90,7 +90,7 @@ def guarded(endpoint: Endpoint, method: str = "") -> Endpoint:
 
 
 def check_identity(request: Request) -> None:
-    """Problem for a request that may not ask. Where keys or a login are set up, it needs one of them."""
+    """Raise Problem for a request without a key or a login, if the server has been given any."""
     keys = keys_as_set_up()
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.casefold() == "bearer" and is_among(given.strip(), keys):
@@ -100,9 +100,9 @@ def check_identity(request: Request) -> None:
 
 
 def keys_as_set_up() -> list[str]:
-    """The keys that programs may ask with; none: no key is required.
+    """The keys of programs; none: no key is required.
 
-    Raises ValueError where the setting is there and holds no key, which must not open the API.
+    Raises ValueError if the setting is there but has no key in it, because that must not open the API.
     """
     text = os.environ.get(KEYS_VARIABLE, "")
     keys = text.replace(",", " ").split()
@@ -112,15 +112,15 @@ def keys_as_set_up() -> list[str]:
 
 
 def is_among(given: str, keys: list[str]) -> bool:
-    """True for one of the keys; compared as digests, so that time tells nothing about them."""
+    """True for one of the keys. Their digests are compared in constant time, so that timing reveals nothing."""
     digest = hashlib.sha256(given.encode()).digest()
     return any(hmac.compare_digest(digest, hashlib.sha256(key.encode()).digest()) for key in keys)
 
 
 async def body_of(request: Request) -> Any:
-    """The JSON of a request, without NaN and infinities. Problem for what is too large, too deep, or no such JSON."""
+    """The JSON of a request. Raises Problem if it is too large, too deep, or not JSON (NaN and infinities are not)."""
     announced = request.headers.get("content-length", "0")
-    too_large = Problem(413, "size", "Too large", f"a question has at most {LARGEST_BODY_BYTES >> 20} MiB")
+    too_large = Problem(413, "size", "Too large", f"a question may have at most {LARGEST_BODY_BYTES >> 20} MiB")
     if announced.isdigit() and int(announced) > LARGEST_BODY_BYTES:
         raise too_large
     held = bytearray()
@@ -134,28 +134,28 @@ async def body_of(request: Request) -> Any:
         found = json.loads(bytes(held), parse_constant=_no_number, object_pairs_hook=each_key_once)
         check_depth(found)
     except KeyTwiceError as error:
-        raise Problem(400, "json", "A key twice", one_line(f"the body: {error}")) from None
+        raise Problem(400, "json", "Duplicate key", one_line(f"the body: {error}")) from None
     except (ValueError, RecursionError) as error:
         raise Problem(400, "json", "Not JSON", one_line(f"the body is not JSON: {error}")) from None
     return found
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def check_depth(value: Any) -> None:
-    """ValueError for lists and objects more than `DEEPEST` levels deep."""
+    """Raise ValueError for lists and objects nested more than `DEEPEST` levels deep."""
     level = [value]
     for _ in range(DEEPEST):
         level = [inner for each in level if isinstance(each, dict | list) for inner in _inside(each)]
         if not level:
             return
-    raise ValueError(f"lists and objects more than {DEEPEST} levels deep")
+    raise ValueError(f"lists and objects are nested more than {DEEPEST} levels deep")
 
 
 def is_object(value: object) -> bool:
-    """True for what JSON calls an object."""
+    """True for a JSON object."""
     return isinstance(value, dict)
 
 
@@ -164,7 +164,7 @@ def _inside(value: dict[str, Any] | list[Any]) -> list[Any]:
 
 
 async def unless_gone(request: Request, answer: Awaitable[T]) -> T:
-    """The answer; cancelled, and ClientDisconnect raised, when the client leaves before it is there."""
+    """The answer. If the client disconnects first, it is cancelled and ClientDisconnect raised."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -192,14 +192,14 @@ def answering(name: str, workers: Workers) -> Endpoint:
 
 
 def question_of(name: str, body: Any) -> JsonQuestion:
-    """The question of a body. Problem for one that is none."""
+    """The question in a body. Raises Problem for an invalid one."""
     if wrong := refusal(name, body):
-        raise Problem(400, wrong.part, "Not a question", wrong.line)
+        raise Problem(400, wrong.part, "Invalid question", wrong.line)
     return JsonQuestion.of(name, body)
 
 
 async def answer(question: JsonQuestion, workers: Workers) -> bytes:
-    """The answer as JSON. Problem where there is none."""
+    """The answer as JSON. Raises Problem if there is none."""
     try:
         found = await workers.answer(question)
     except TimeLimitReached as error:
@@ -207,7 +207,7 @@ async def answer(question: JsonQuestion, workers: Workers) -> bytes:
     except Full as error:
         raise Problem(503, "full", "The server is full", str(error)) from None
     except Lost as error:
-        raise Problem(500, "lost", "The answer is lost", str(error)) from None
+        raise Problem(500, "lost", "The answer was lost", str(error)) from None
     if isinstance(found, Refused):
         raise Problem(422, found.part, "The question cannot be answered", found.line)
     assert isinstance(found, bytes)
@@ -215,7 +215,7 @@ async def answer(question: JsonQuestion, workers: Workers) -> bytes:
 
 
 def comparing(workers: Workers) -> Endpoint:
-    """The endpoint that answers several plans at once, each by its name: as `plan` does, or with its problem."""
+    """The endpoint that answers several named plans at once, each as `plan` does or with its problem."""
 
     async def one(name: str, body: Any) -> tuple[str, bytes]:
         try:
@@ -229,7 +229,7 @@ def comparing(workers: Workers) -> Endpoint:
         cases = body["cases"] if isinstance(body, dict) and body.keys() == {"cases"} else None
         if not (isinstance(cases, dict) and 1 <= len(cases) <= MOST_CASES and all(map(is_object, cases.values()))):
             line = f"cases: give 1 to {MOST_CASES} questions of `plan` by name"
-            raise Problem(400, "form", "Not a question", line)
+            raise Problem(400, "form", "Invalid question", line)
         found = await unless_gone(request, asyncio.gather(*(one(name, case) for name, case in cases.items())))
         parts = (json.dumps(name).encode() + b": " + answered for name, answered in found)
         return Response(b'{"cases": {' + b", ".join(parts) + b"}}", media_type="application/json")
@@ -253,13 +253,13 @@ async def gpus(_: Request) -> Response:
 
 
 async def deployments(_: Request) -> Response:
-    """What was measured: each deployment, and its number of points."""
+    """Measured deployments, each with its number of points."""
     found = by_deployment(await to_thread.run_sync(measured))
     return listed([key._asdict() | {"points": len(group)} for key, group in found.items()])
 
 
 async def points(request: Request) -> Response:
-    """The points of the store and of the shipped tables that are fitted; query parameters filter by a deployment's."""
+    """Measured points of the store and of the shipped tables; query parameters filter by fields of the deployment."""
     asked = request.query_params
     if unknown := [name for name in asked if name not in Deployment._fields]:
         known = ", ".join(Deployment._fields)
@@ -280,7 +280,7 @@ def measured() -> list[Point]:
 
 
 def listed(entries: list[dict[str, Any]]) -> Response:
-    """A list as an object, so that more can be said beside it."""
+    """A list wrapped in an object, so that fields can be added later."""
     return JSONResponse({"count": len(entries), "items": finite_only(entries)})
 
 
@@ -288,14 +288,14 @@ def listed(entries: list[dict[str, Any]]) -> Response:
 
 LISTS: Mapping[str, Endpoint] = {"models": models, "gpus": gpus, "deployments": deployments, "points": points}
 PROBLEMS = {
-    "400": "The body is no JSON, or not of the form of a question.",
-    "401": "No key of this server.",
-    "405": "Another method: see Allow.",
+    "400": "The body is not JSON, or not a valid question.",
+    "401": "The key is missing or is not one of this server's.",
+    "405": "The method is not allowed: see Allow.",
     "413": "The body is too large.",
-    "415": "The body is not announced as application/json.",
-    "422": "The question cannot be answered: out of range, unknown, or too dear. `detail` says what to do.",
-    "500": "The answer is lost.",
-    "503": "Too many questions are under way, or the store is away: try again.",
+    "415": "The Content-Type is not application/json.",
+    "422": "The question cannot be answered: out of range, unknown, or too expensive. `detail` says what to do.",
+    "500": "The answer was lost.",
+    "503": "Too many questions are in progress, or the store is unavailable: try again.",
 }
 
 
@@ -376,13 +376,13 @@ async def openapi(_: Request) -> Response:
 async def nothing_here(request: Request) -> Response:
     """Any other path."""
     line = one_line(f"{request.url.path}: there is POST {ROOT}/{{{','.join(COMMANDS)}}} and GET {ROOT}/openapi.json")
-    raise Problem(404, "path", "Nothing here", line)
+    raise Problem(404, "path", "Not found", line)
 
 
 def processes() -> int:
     """Worker processes as the server is set up: by default one for each core, at least two.
 
-    Raises ValueError where the setting is no whole number above zero.
+    Raises ValueError if the setting is not a whole number above zero.
     """
     text = os.environ.get(WORKERS_VARIABLE) or str(max(2, os.cpu_count() or 2))
     if not (text.isascii() and text.isdigit() and int(text)):
@@ -391,8 +391,8 @@ def processes() -> int:
 
 
 def workers_as_set_up(*more: Callable[[], object]) -> Workers:
-    """The pool that computes, with the time limit of a page. Its processes have loaded what questions to the API need,
-    and what `more` load."""
+    """The pool of worker processes, with the time limit of a page. They start with everything loaded that questions to
+    the API need, and with what the functions `more` load."""
     return Workers(processes(), limit_s(), load=(load, *more))
 
 

@@ -1,6 +1,6 @@
 """Processes that compute answers: cheap questions first, each question once, and none lost with a process.
 
-An answer takes a core from some milliseconds to a minute, and nobody can tell beforehand which. So every question first
+An answer takes a core between milliseconds and a minute, and it is not known in advance which. So every question first
 gets little time; one that needs more is asked again in the slow lane, which leaves a process to the others (the two
 lowest levels of a multilevel feedback queue; Corbato, Merwin-Daggett, Daley 1962).
 """
@@ -17,25 +17,25 @@ from api.forked import ForkServer, Job, Lost, Process, unpacked
 from sizing.errors import NotComputed, TimeLimitReached
 
 QUICK_S = 2.0
-"""CPU seconds of a question in the quick lane: most answers take less, once a process is warm."""
+"""CPU seconds of a question in the quick lane; most answers take less in a warm process."""
 LIVES = 2
-"""Times that a question is computed whose process dies: one that needs too much memory must not end them all."""
+"""Times that a question is tried if its process dies: one that needs too much memory must not end all processes."""
 MOST_WAITING = 256
-"""Questions under way at a time: the last of them would wait for minutes."""
+"""Most questions in progress at a time: the last of them would wait for minutes."""
 KEPT_BYTES = 8 << 20
-"""Of answers that are remembered, packed: of some seven hundred questions, each a tenth of what it takes unpacked."""
+"""Size of the cache of packed answers: some seven hundred, each a tenth of its unpacked size."""
 
 
 class Full(NotComputed):
-    """Too many questions are under way."""
+    """Too many questions are in progress."""
 
     def __init__(self) -> None:
-        super().__init__("too many questions are under way: try again in a few seconds")
+        super().__init__("too many questions are in progress: try again in a few seconds")
 
 
 @dataclass(eq=False, slots=True)
 class UnderWay:
-    """A question that is being computed, how many wait for it, and whether it ends by itself within `quick_s`."""
+    """A question in progress: how many callers wait for it, and whether it ends by itself within `quick_s`."""
 
     task: asyncio.Task[bytes] = field(init=False)
     waiting: int = 0
@@ -45,10 +45,10 @@ class UnderWay:
 class Workers:
     """Answers jobs in `processes` processes, each job within `limit_s` seconds of CPU.
 
-    Of several who ask the same, one is computed for. When the last of them leaves, it is given up, except while it runs
-    in the quick lane: its process is free soon, and the answer is kept. The slow lane never takes the last process, if
-    there are several. To be used from one event loop. `load`, functions of modules, are called before the first process
-    begins, and load what all of them share.
+    A question that several callers ask is computed once. When the last of them leaves, it is given up, unless it is in
+    the quick lane: then its process will soon be free, and the answer is cached. The slow lane never takes the last
+    process if there are several. To be used from one event loop. `load`: functions of modules that load what all
+    processes share; they are called before the first process starts.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Workers:
         self._known_bytes = 0
 
     async def answer(self, job: Job) -> Any:
-        """The answer, kept for the next who asks. Raises Full, Lost, TimeLimitReached, and what the job itself does."""
+        """The answer, which is then cached. Raises Full, Lost, TimeLimitReached, and what the job itself raises."""
         if job.kept_as in self._known:
             self._known.move_to_end(job.kept_as)
             return unpacked(self._known[job.kept_as])

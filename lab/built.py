@@ -1,4 +1,4 @@
-"""Before a built repository is served here: what is wrong with it, and options that it has the say in itself."""
+"""Checks before a built repository is served: its faults, and options that the repository itself determines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAID_BY_REPOSITORY = ("batching", "policy", "kv_reuse")
 
 
 def look_through(repository: Path) -> None:
-    """Print what is wrong with `repository`, one line for each fault, as `repository check` does.
+    """Print the faults of `repository`, one line each, as `repository check` does.
 
     Raises:
         RepositoryError: Triton would not load it.
@@ -28,8 +28,8 @@ def look_through(repository: Path) -> None:
 
 
 def refuse_what_it_says_itself(context: click.Context) -> None:
-    """Raises UsageError if an option was given whose value is the repository's to say."""
+    """Raises UsageError if an option was given that the repository itself determines."""
     for name in SAID_BY_REPOSITORY:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{option} and --repository exclude each other: the repository says it itself")
+            raise click.UsageError(f"{option} and --repository exclude each other: the repository determines it")

@@ -3,7 +3,7 @@
 dask scheduler                                   on one machine, which prints its address
 dask worker tcp://HOST:8786 --nthreads 1         on every other, where this package can be imported
 
-Dask asks for no password: whoever reaches the scheduler's port can run code there. For trusted networks only.
+Dask has no password: anyone who can reach the scheduler's port can run code there. For trusted networks only.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sizing.analyses.study import PACKAGES, WorkersLost, code
 from sizing.errors import ScenarioError
 
 WAIT_S = 20
-"""How long a scheduler, then its first worker, is waited for."""
+"""Time to wait for a scheduler, and then for its first worker."""
 RETRIES = 2
-"""Tries more for an item that raises: a worker short of memory or disk is not the item's fault."""
+"""Retries of an item that raises: a worker may be short of memory or disk."""
 OTHER_CODE = "install the same package, data, Python, " + ", ".join(PACKAGES) + " there"
 
 
@@ -38,11 +38,11 @@ class SameCode:
 
 
 def on_cluster(job: Callable[[int, Any], Any], items: Mapping[int, Any], address: str) -> Iterator[tuple[int, Any]]:
-    """Places and results of ``job(place, item)``, as they come.
+    """Places and results of ``job(place, item)``, in the order of completion.
 
-    Items are tasks of their own: when a worker dies, the scheduler gives its items, those done but not fetched too, to
-    others. Raises ScenarioError when nobody answers at the address, no worker is there, or one has other code;
-    WorkersLost when an item's workers die again and again, or the scheduler goes away.
+    Each item is a task: when a worker dies, the scheduler gives its items, including those done but not fetched, to
+    others. Raises ScenarioError if no scheduler answers at the address, if there is no worker, or if one has other
+    code; WorkersLost if an item's workers die repeatedly, or the scheduler goes away.
     """
     from distributed import Client, KilledWorker, as_completed  # 1 s to import: only studies on a cluster pay for it
     from distributed.comm.core import CommClosedError
@@ -67,7 +67,7 @@ def on_cluster(job: Callable[[int, Any], Any], items: Mapping[int, Any], address
 
 
 def _check_workers(client: Any, address: str) -> None:
-    """Workers with other code would answer another question: better none."""
+    """Refuse workers with other code: they would answer another question."""
     try:
         client.wait_for_workers(1, timeout=WAIT_S)
     except TimeoutError:

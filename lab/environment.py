@@ -1,4 +1,4 @@
-"""The environments that servers here run in: each a venv of its own, made on first use: its pins are not ours."""
+"""The environments of local servers: each has its own venv, created on first use, because its pins differ from ours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 Say = Callable[[str], None]
 Step = tuple[str, list[str]]
-"""What is said of it, and the arguments of `pip install`."""
+"""The name of a step, and its arguments of `pip install`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What an environment is made of: for which server, from which pins and in which steps, in which folder of the
+    """How an environment is made: for which server, from which pins, in which steps, and in which folder of the
     project's cache unless `variable` names another.
 
-    `check_python` and `check` raise ServerError: where this interpreter cannot run the server, before anything is made,
-    and where what pip brought cannot.
+    `check_python` and `check` raise ServerError: the first if this interpreter cannot run the server, before anything
+    is created, the second if the installed packages cannot.
     """
 
     server: str
@@ -69,7 +69,7 @@ class Recipe:
 
     @property
     def named(self) -> str:
-        """The folder that the environment variable names; empty where it is not set."""
+        """The folder in the environment variable; empty if it is not set."""
         return os.environ.get(self.variable, "")
 
     @property
@@ -78,13 +78,13 @@ class Recipe:
 
     @property
     def stamp(self) -> str:
-        """What the environment was made from: the pins and the interpreter."""
+        """A text of what the environment was made from: the pins and the interpreter."""
         made_from = hashlib.sha256("\n".join(pins(self.requirements)).encode()).hexdigest()
         return f"{made_from} {sys.base_prefix} {sys.version.split()[0]}\n"
 
 
 def pins(requirements: Path) -> list[str]:
-    """The lines of a requirements file that ask for a package."""
+    """The lines of a requirements file that name a package."""
     lines = [line.strip() for line in requirements.read_text().splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -92,8 +92,8 @@ def pins(requirements: Path) -> list[str]:
 def import_folder(environment: Environment) -> Path:
     """The folder from which the server's programs import this project.
 
-    Of an installed wheel only links to the packages that they need: beside them lie other versions of what the server's
-    environment has.
+    For an installed wheel it has only links to the packages needed, because other versions of the server's libraries
+    are installed next to them.
     """
     if not INSTALLED:
         return PROJECT
@@ -107,17 +107,17 @@ def import_folder(environment: Environment) -> Path:
 
 
 def ensure(recipe: Recipe, folder: Path | None = None, console: Console | None = None) -> Environment:
-    """The environment of `recipe`: created if missing, half made or of other pins.
+    """The environment of `recipe`: created if it is missing, incomplete or from other pins.
 
-    Two processes that ask at once wait for each other; the stamp is written last, so that an interrupted creation is
-    redone. Progress goes to `console` (standard error by default).
+    Two processes that call this at once wait for each other; the stamp is written last, so that an interrupted creation
+    is repeated. Progress goes to `console` (standard error by default).
 
-    In a folder that somebody named, here or by the recipe's variable, nothing is deleted unasked: an environment
-    finished there from other pins or by another Python, or made by another program, is left as it is.
+    In a folder named by the caller or by the recipe's variable nothing is deleted: a finished environment from other
+    pins or another Python, or one made by another program, is left unchanged.
 
     Raises:
-        ServerError: this Python or what pip brought cannot run the server, the named folder holds another environment,
-            or pip failed (the line names its log).
+        ServerError: this Python or the installed packages cannot run the server, the named folder has another
+            environment, or pip failed (the line names its log).
     """
     recipe.check_python()
     environment = Environment(folder or recipe.default_folder)
@@ -143,12 +143,12 @@ def _is_finished(environment: Environment, recipe: Recipe) -> bool:
 
 
 def _refuse_to_replace(environment: Environment, recipe: Recipe) -> None:
-    """ServerError unless the folder is empty of environments, or holds one whose making was interrupted."""
+    """ServerError unless the folder has no environment, or one whose creation was interrupted."""
     finished = (environment.folder / "stamp").exists()
     if finished or (environment.venv.exists() and not environment.install_log.exists()):
         kind = "another version's environment" if finished else "an environment that was not made here"
         raise ServerError(
-            f"{environment.folder} holds {kind}: delete its folder venv and its file stamp to have it made anew, or "
+            f"{environment.folder} has {kind}: delete its folder venv and its file stamp to create it again, or "
             f"set {recipe.variable} to another folder"
         )
 
@@ -161,7 +161,7 @@ def _create(environment: Environment, console: Console, recipe: Recipe) -> None:
     pip = [str(environment.python), "-m", "pip", "install", "--no-compile", "--disable-pip-version-check", "--no-input"]
     steps = [("environment", [sys.executable, "-m", "venv", str(environment.venv)])]
     steps += [(name, [*pip, *arguments]) for name, arguments in recipe.steps(recipe.requirements)]
-    console.print(f"First use: making {recipe.server}'s environment in {environment.folder}")
+    console.print(f"First use: creating {recipe.server}'s environment in {environment.folder}")
     for number, (name, command) in enumerate(steps, start=1):
         title = f"[{number}/{len(steps)}] {name}"
         with console.status(title) as status:
@@ -178,7 +178,7 @@ def _showing(status: Status, title: str) -> Say:
 
 
 def _run_step(recipe: Recipe, name: str, command: Sequence[str], log: Path, say: Say) -> None:
-    """Run one step, its output in `log` and line by line to `say`."""
+    """Run one step; its output goes to `log` and line by line to `say`."""
     with log.open("a") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None
@@ -195,7 +195,7 @@ def _run_step(recipe: Recipe, name: str, command: Sequence[str], log: Path, say:
             process.wait()
     if process.returncode != 0:
         why = last_error or f"exit status {process.returncode}"
-        raise ServerError(f"making {recipe.server}'s environment failed at '{name}': {why}; log: {log}")
+        raise ServerError(f"creating {recipe.server}'s environment failed at '{name}': {why}; log: {log}")
 
 
 @contextlib.contextmanager

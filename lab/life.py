@@ -1,4 +1,4 @@
-"""The life of a server that is started here: until it is ready, while it runs, and to the end of all its processes."""
+"""The life of a local server: until it is ready, while it runs, and until all its processes have ended."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from lab.environment import Environment, Recipe
 HOST = "127.0.0.1"
 READY_WITHIN_S = 120.0
 STOPPED_WITHIN_S = 15.0
-LOADING_STOPPED_WITHIN_S = 2.0  # servers do not listen to signals while they load models
+LOADING_STOPPED_WITHIN_S = 2.0  # servers ignore signals while they load models
 SHARED_MEMORY = Path("/dev/shm")
 POLL_S = 0.05
 LOGS_KEPT = 10
-HARMLESS = ("cuda", "pinned", "dcgm")  # what tritonserver complains of on every machine without a GPU
+HARMLESS = ("cuda", "pinned", "dcgm")  # words in tritonserver's complaints on every machine without a GPU
 
 
 class Server(ABC):
     """A running server as a context manager.
 
-    Enters when the server is ready, leaves when all its processes and its work folder are gone. The server also ends
-    when the thread that started it does. `log` stays behind, one file per port, the newest ten.
+    Entering returns when the server is ready, leaving when all its processes and its work folder are gone. The server
+    also ends when the thread that started it does. `log` is kept, one file per port, the newest ten.
 
     Raises:
         ServerError: on entering, in one line: a port in use, no usable environment, or a server that did not start.
@@ -57,16 +57,16 @@ class Server(ABC):
 
     @abstractmethod
     def _claim_ports(self) -> None:
-        """Take free ports where 0 was asked for; ServerError where one is in use."""
+        """Choose free ports for 0; ServerError if a port is in use."""
 
     @abstractmethod
     def _start(self, ready: Environment, work: Path) -> subprocess.Popen[bytes]:
-        """Start the server from its environment, its files in `work`, its output in `log`."""
+        """Start the server from its environment, with its files in `work` and its output in `log`."""
 
     @property
     @abstractmethod
     def _pages(self) -> tuple[str, ...]:
-        """Addresses that answer once the server is ready."""
+        """Addresses that answer when the server is ready."""
 
     @property
     def pid(self) -> int:
@@ -112,7 +112,7 @@ class Server(ABC):
             )
 
     def stop(self) -> None:
-        """Ask the server to unload and exit, kill what is left of it, and remove its work folder and shared memory."""
+        """Ask the server to unload and exit, kill what remains, and remove its work folder and shared memory."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -124,7 +124,7 @@ class Server(ABC):
             self._process, self._is_up = None, False
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
-            for region in SHARED_MEMORY.glob(f"{self._work.name}*"):  # a server that was killed leaves its own behind
+            for region in SHARED_MEMORY.glob(f"{self._work.name}*"):  # a killed server leaves its own behind
                 region.unlink(missing_ok=True)
             self._work = None
 
@@ -141,7 +141,7 @@ class Server(ABC):
 
 
 def free_port(port: int, option: str) -> socket.socket:
-    """A socket bound to the port, any free one for 0: closed, it leaves the port to the server.
+    """A socket bound to the port, or to any free one for 0; closing it leaves the port to the server.
 
     Raises:
         ServerError: the port is in use; the line names the port and its option.
@@ -159,13 +159,13 @@ def free_port(port: int, option: str) -> socket.socket:
 
 
 def on_other_cores(threads: int, *command: str) -> list[str]:
-    """The command of a server that dies with its parent, and leaves the last `threads` cores to its engine."""
+    """The command of a server that ends with its parent, and leaves the last `threads` cores to its engine."""
     rest = system.usable() - set(system.of_engine(threads))
     return [sys.executable, str(Path(__file__).with_name("launch.py")), system.written(rest), *command]
 
 
 def answers(address: str) -> bool:
-    """True when the page is there."""
+    """True if the page answers."""
     try:
         urllib.request.urlopen(address, timeout=1.0).close()
     except (urllib.error.URLError, TimeoutError, ConnectionError):
@@ -174,7 +174,7 @@ def answers(address: str) -> bool:
 
 
 def make_room_for_log(folder: Path) -> None:
-    """The folder of logs, made if missing, with one log fewer than are kept."""
+    """Create the folder of logs if missing, and delete old logs, so that one more fits."""
     folder.mkdir(parents=True, exist_ok=True)
     logs = sorted(folder.glob("server-*.log"), key=lambda path: path.stat().st_mtime)
     for old in logs[: 1 - LOGS_KEPT]:
@@ -182,7 +182,7 @@ def make_room_for_log(folder: Path) -> None:
 
 
 def kill_group(group: int) -> None:
-    """Kill every process of the group, if there is one left."""
+    """Kill every remaining process of the group."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
@@ -190,7 +190,7 @@ def kill_group(group: int) -> None:
 
 
 def last_error(log: Path) -> str:
-    """What the server says went wrong: the first line of `log` that names a fault, else its last line."""
+    """The server's error: the first line of `log` that names a fault, else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     telling = [line for line in lines if not any(word in line.lower() for word in HARMLESS)]
     faults = [line for line in telling if re.match(r"E\d{4} ", line)] or [line for line in telling if "rror" in line]

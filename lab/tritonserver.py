@@ -1,4 +1,4 @@
-"""The real tritonserver, from its wheel: where its files are, its ports and flags, and a server of it."""
+"""The real tritonserver from its wheel: its files, ports and flags, and a running server."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TritonServer(Server, Generic[Settings]):
 
 
 def ready_pages(settings: HasPorts) -> tuple[str, str]:
-    """Pages that answer when all models are ready: tritonserver starts to serve its metrics after that."""
+    """Pages that answer when all models are ready: tritonserver serves its metrics only after that."""
     pages = (f"{settings.http_port}/v2/health/ready", f"{settings.metrics_port}/metrics")
     return f"http://{HOST}:{pages[0]}", f"http://{HOST}:{pages[1]}"
 
@@ -103,7 +103,7 @@ def spawn(
     variables: Mapping[str, str],
     threads: int = 0,
 ) -> subprocess.Popen[bytes]:
-    """Start tritonserver on `repository`, its own files in `work`; the last `threads` cores are left to the engine.
+    """Start tritonserver on `repository`, with its files in `work`; the last `threads` cores are left to the engine.
 
     Raises:
         ServerError: the wheel has no Python backend for this Python.
@@ -123,12 +123,12 @@ def spawn(
             env={**os.environ, **variables, "LD_LIBRARY_PATH": _library_path(ready)},
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches us alone, and stop() ends server and stubs together
+            start_new_session=True,  # Ctrl-C reaches only this process, and stop() ends server and stubs together
         )
 
 
 def _lay_out_backend(server: Path, backends: Path) -> Path:
-    """The Python backend with the stub of this Python version, as tritonserver looks for it."""
+    """The Python backend with the stub of this Python version, where tritonserver looks for it."""
     stub = server / "python_backend_stubs" / PYTHON_VERSION / "triton_python_backend_stub"
     if not stub.exists():
         raise ServerError(f"Triton's wheel has no Python backend for Python {PYTHON_VERSION}: use 3.11 or 3.12")
@@ -144,7 +144,7 @@ def _lay_out_backend(server: Path, backends: Path) -> Path:
 def _library_path(ready: Environment) -> str:
     """LD_LIBRARY_PATH of tritonserver and its stubs.
 
-    This interpreter's libpython comes first: with the system's, a stub finds another standard library and dies.
+    This interpreter's libpython comes first: with the system's, a stub would find another standard library and crash.
     """
     libraries = [libpython_folder(), ready.site_packages / "nvidia_pytriton.libs"]
     given = os.environ.get("LD_LIBRARY_PATH", "")
@@ -156,8 +156,8 @@ def check_python() -> None:
     libpython_folder()
     if sys.version_info[:2] not in SUPPORTED:
         raise ServerError(
-            f"Triton's Python backend needs Python 3.11 or 3.12, this is {PYTHON_VERSION}: it works with numpy 1.26 "
-            "alone, of which later Pythons have no build"
+            f"Triton's Python backend needs Python 3.11 or 3.12, this is {PYTHON_VERSION}: it needs numpy 1.26, "
+            "which has no build for later Pythons"
         )
 
 

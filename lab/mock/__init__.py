@@ -1,1 +1,1 @@
-"""A mock of Triton with known timings, and a log of what it really did: what a load generator is held against."""
+"""A mock of Triton with known timings and a log of the true ones, to test load generators against."""

@@ -16,7 +16,7 @@ UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class Duration(click.ParamType[float]):
-    """A time with its unit: 20ms, 0.5s. In seconds where none is given."""
+    """A time with its unit, such as 20ms or 0.5s; without a unit, seconds."""
 
     name = "time"
 

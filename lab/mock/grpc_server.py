@@ -22,11 +22,11 @@ from tritonclient.grpc import service_pb2
 from lab.mock import service as messages
 from lab.mock.service import Answer, Moment, Record, Script, Service, Wire
 
-# --- HTTP/2 frames (RFC 9113, section 4 and 6): the bytes of one, and a reader that cuts them out of what arrives
+# --- HTTP/2 frames (RFC 9113, sections 4 and 6): writing them, and a reader that finds them in received bytes
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER_BYTES = 9
-MAX_PAYLOAD_BYTES = 16_384  # what every peer accepts, and all that is accepted here
+MAX_PAYLOAD_BYTES = 16_384  # every peer accepts this much, and the mock no more
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM = ACK = 0x1
 END_HEADERS = 0x4
@@ -83,14 +83,14 @@ def number(frame: Frame) -> int:
 
 
 class FrameReader:
-    """Cuts what a connection receives into frames. Raises ConnectionFault where that cannot be HTTP/2."""
+    """Splits received bytes into frames. Raises ConnectionFault if they cannot be HTTP/2."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._preface_left = PREFACE
 
     def read(self, data: bytes) -> Iterator[Frame]:
-        """The frames that `data` completes."""
+        """The frames completed by `data`."""
         buffer = self._buffer
         buffer += data
         if self._preface_left:
@@ -136,13 +136,13 @@ def _without_padding(kind: int, flags: int, payload: bytes) -> bytes:
     return payload[: len(payload) - padding]
 
 
-# --- One stream of an HTTP/2 connection, as the server sends on it: data waits for the client's flow-control windows
+# --- Sending on one stream of an HTTP/2 connection: data waits for the client's flow-control windows
 
 Headers = Sequence[tuple[str, str]]
 
 
 class Line(Wire):
-    """The connection that a stream belongs to; `window`: bytes that the client takes on all its streams together."""
+    """The connection of a stream; `window`: bytes that the client accepts on all its streams together."""
 
     window: int
 
@@ -152,23 +152,23 @@ class Line(Wire):
 
     @abstractmethod
     def forget(self, stream: Stream) -> None:
-        """The stream is over."""
+        """End the stream."""
 
 
 class Call(Protocol):
-    """What a stream carries, told of what the client does with it."""
+    """The call on a stream, notified of the client's actions."""
 
     @abstractmethod
     def data(self, data: bytes) -> None:
-        """Bytes came."""
+        """Bytes were received."""
 
     @abstractmethod
     def half_closed(self) -> None:
-        """The client has sent all it has to send."""
+        """The client has sent everything."""
 
     @abstractmethod
     def cancelled(self) -> None:
-        """The client has given up, or is gone."""
+        """The client has cancelled, or is gone."""
 
 
 class _Held(NamedTuple):
@@ -178,7 +178,7 @@ class _Held(NamedTuple):
 
 
 class Stream:
-    """One stream of a connection: what is sent waits until the client's windows, of stream and connection, let it."""
+    """One stream of a connection: data waits for the client's windows, of the stream and of the connection."""
 
     def __init__(self, connection: Line, stream_id: int, window: int) -> None:
         self.connection = connection
@@ -194,14 +194,14 @@ class Stream:
         self.connection.send_headers(self.id, headers, end=False)
 
     def data(self, payload: bytes) -> bytes:
-        """`payload` as DATA frames for `send`, which may send them any number of times."""
+        """`payload` as DATA frames for `send`, which may send them repeatedly."""
         if len(payload) <= MAX_PAYLOAD_BYTES:
             return frame(DATA, 0, self.id, payload)
         parts = range(0, len(payload), MAX_PAYLOAD_BYTES)
         return b"".join(frame(DATA, 0, self.id, payload[at : at + MAX_PAYLOAD_BYTES]) for at in parts)
 
     def send(self, data: bytes, record: Record | None = None, *moments: str) -> None:
-        """Send frames made by `data`, now or as soon as the client lets them."""
+        """Send frames made by `data`, now or as soon as the client's windows allow."""
         size = len(data) - HEADER_BYTES
         connection = self.connection
         if self._held or size > self.window or size > connection.window or size > MAX_PAYLOAD_BYTES:
@@ -217,7 +217,7 @@ class Stream:
         self.release()
 
     def release(self) -> None:
-        """Send as much of what waits as the windows let now."""
+        """Send as much of the waiting data as the windows allow."""
         connection = self.connection
         while self._held:
             held = self._held[0]
@@ -244,7 +244,7 @@ class Stream:
         self.release()
 
 
-# --- The server's side of an HTTP/2 connection (RFC 9113), as far as gRPC clients use it: many streams, flow control
+# --- The server's side of an HTTP/2 connection (RFC 9113), as far as gRPC clients need it: many streams, flow control
 
 RECEIVE_WINDOW_BYTES = 1 << 20
 MAX_METADATA_BYTES = 1 << 20
@@ -254,7 +254,7 @@ Answering = Callable[[Stream, dict[str, str]], Call]
 
 
 class Connection(Line):
-    """One connection. `answer(stream, headers)` gives the call that a new stream carries."""
+    """One connection. `answer(stream, headers)` returns the call for a new stream."""
 
     def __init__(self, answer: Answering) -> None:
         super().__init__()
@@ -359,7 +359,7 @@ class Connection(Line):
             stream.call.half_closed()
 
     def _acknowledge(self, stream_id: int, size: int) -> int:
-        """Give the client its window back once half of it is used; what is left to give back."""
+        """Return the client's window once half of it is used; the bytes not returned yet."""
         if size < RECEIVE_WINDOW_BYTES // 2:
             return size
         self.put(window_update(stream_id, size))
@@ -420,7 +420,7 @@ class Refusal(Exception):
 
 
 def serve(service: Service, script: Script) -> Callable[[], Connection]:
-    """Makes the connections of a gRPC server."""
+    """Creates the connections of a gRPC server."""
 
     def answer(stream: Stream, headers: dict[str, str]) -> Call:
         method = headers.get(":path", "").removeprefix(SERVICE)
@@ -432,13 +432,13 @@ def serve(service: Service, script: Script) -> Callable[[], Connection]:
 
 
 class Messages:
-    """Cuts the bytes of a stream into gRPC messages."""
+    """Splits the bytes of a stream into gRPC messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def read(self, data: bytes) -> list[bytes]:
-        """The messages that `data` completes. Raises Refusal for a compressed one."""
+        """The messages completed by `data`. Raises Refusal for a compressed one."""
         self._buffer += data
         found = []
         while len(self._buffer) >= PREFIX_BYTES:
@@ -454,7 +454,7 @@ class Messages:
 
 
 class Unary:
-    """A call of one message and one reply."""
+    """A unary call: one message and one reply."""
 
     def __init__(self, stream: Stream, method: str) -> None:
         self._stream = stream
@@ -483,11 +483,11 @@ class Unary:
         self._stream.end(status(OK))
 
     def cancelled(self) -> None:
-        """Nothing is left to be done."""
+        """Nothing to do."""
 
 
 class StreamInfer:
-    """ModelStreamInfer: any number of requests, one after another or at once, their answers as they come."""
+    """ModelStreamInfer: any number of requests, in sequence or at once, with their answers as they come."""
 
     def __init__(self, stream: Stream, service: Service, script: Script) -> None:
         self.stream = stream
@@ -517,7 +517,7 @@ class StreamInfer:
         self._answers.clear()
 
     def done(self, answer: Answer | None) -> None:
-        """`answer` is complete; None stands for one that never began."""
+        """`answer` is complete; None: it never started."""
         if answer is not None:
             self._answers.discard(answer)
         self._end_if_done()

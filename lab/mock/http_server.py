@@ -17,12 +17,12 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def serve(service: Service) -> Callable[[], HttpConnection]:
-    """Makes the connections of an HTTP server."""
+    """Creates the connections of an HTTP server."""
     return lambda: HttpConnection(service)
 
 
 class HttpConnection(Wire):
-    """One connection: one request at a time, as Triton's clients send them. Told by httptools what comes (`on_...`)."""
+    """One connection: one request at a time, as Triton's clients send them. httptools calls its `on_...` methods."""
 
     def __init__(self, service: Service) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class HttpOutlet:
 
 
 class OpenAiOutlet(HttpOutlet):
-    """The same as an OpenAI server streams it: each event tells how many tokens there are so far."""
+    """The same, streamed like an OpenAI server: each event has the number of tokens so far."""
 
     def __init__(self, connection: HttpConnection, chat: bool) -> None:
         super().__init__(connection)

@@ -1,4 +1,4 @@
-"""The mock in a process of its own, with a log of what it really did."""
+"""The mock in its own process, with a log of its true timings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lab.mock.service import Script, Truth
 
 
 class RunningMock(Mock):
-    """A mock that is up, and can be asked for every request."""
+    """A running mock that returns its log of every request."""
 
     def truth(self) -> Truth:
-        """What it has really done until now. Raises ServerError if it is gone."""
+        """Its true timings so far. Raises ServerError if it is gone."""
         with tempfile.TemporaryDirectory(prefix="mock-") as folder:
             path = Path(folder) / "truth.npz"
             self.ask(save=str(path))
@@ -25,6 +25,6 @@ class RunningMock(Mock):
 
 @contextmanager
 def running(script: Script) -> Iterator[RunningMock]:
-    """A mock that answers as `script` says, on free ports of this machine. Raises ServerError if it does not start."""
+    """A mock that answers by `script`, on free ports of this machine. Raises ServerError if it does not start."""
     with started(asdict(script), RunningMock) as mock:
         yield mock

@@ -1,4 +1,4 @@
-"""The mock as a program: both protocols in one event loop of one process, the truth handed over when asked."""
+"""The mock as a program: both protocols in one event loop of one process; its true timings on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A mock that serves: its addresses as host:port, and what it does."""
+    """A running mock: its addresses as host:port, and its service."""
 
     grpc_url: str
     http_url: str
@@ -32,9 +32,9 @@ class Serving:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, on uvloop where there is one, in a process that is the mock's own."""
+    """`asyncio.run`, on uvloop if it is installed, in the mock's own process."""
     gc.freeze()
-    gc.set_threshold(MANY_OBJECTS)  # else each collection, over all records, would be a pause in every answer
+    gc.set_threshold(MANY_OBJECTS)  # otherwise each collection, over all records, would delay every answer
     try:
         import uvloop
     except ImportError:  # uvloop has no build for Windows
@@ -72,7 +72,7 @@ async def serve(script: Script, until: Callable[[Serving], Awaitable[None]], por
 
 
 async def obey(serving: Serving) -> None:
-    """Say addresses and model in a line of JSON on stdout, then answer questions on stdin, one a line, until its end.
+    """Print addresses and model as a line of JSON on stdout, then answer questions on stdin, one per line.
 
     ``{"window": [start_s, stop_s]}`` is answered with the fields of `TrueTimes`; ``{"save": "truth.npz"}`` writes the
     whole truth to that file. Whoever holds the other end of stdin may die: the mock then ends too.

@@ -1,4 +1,4 @@
-"""The mock's service of requests, whatever protocol they came by: slots, the tokens' due times, the log of truth."""
+"""The mock's service of requests of any protocol: slots, due times of tokens, the log of true timings."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from calibration.errors import PlanError
 from sizing.numbers import Floats
 
-# --- What the mock really did, request by request, on the clock of the clients beside it
+# --- The mock's true timings of each request, on the same clock as local clients
 
 Ints = NDArray[np.int64]
 NEVER = float("nan")
 
 
 class Record:
-    """One request while it is served; what has not happened yet is NaN."""
+    """One request while it is served; times that have not come yet are NaN."""
 
     __slots__ = ("final_sent_s", "first_sent_s", "first_tokens", "last_sent_s", "received_s", "tokens")
 
@@ -42,7 +42,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Requests as columns, arrays of shape (n,) in the order in which they came; NaN: it did not come to that.
+    """Requests as columns, arrays of shape (n,) in order of arrival; NaN: the event did not happen.
 
     Times are seconds of CLOCK_MONOTONIC (`time.perf_counter` on Linux) at which the mock had read the request, and gave
     the response with its first tokens, its last tokens, its end, to the operating system. `first_tokens` came with
@@ -71,12 +71,12 @@ class Truth:
 
     @property
     def ttft_s(self) -> Floats:
-        """Time to the first tokens of each request, waiting for a slot included."""
+        """Time to the first tokens of each request, including the wait for a slot."""
         return np.asarray(self.first_sent_s - self.received_s)
 
     @property
     def itl_s(self) -> Floats:
-        """Mean gap of each request's tokens after those of its first response; NaN where there are none."""
+        """Mean gap of each request's tokens after those of its first response; NaN if there are none."""
         after = self.tokens - self.first_tokens
         gaps: Floats = np.divide(
             self.last_sent_s - self.first_sent_s, after, out=np.full(len(self), np.nan), where=after > 0
@@ -84,12 +84,12 @@ class Truth:
         return gaps
 
     def between(self, start_s: float, stop_s: float) -> Truth:
-        """The requests that came in [start_s, stop_s) and were answered to the end."""
+        """The requests that arrived in [start_s, stop_s) and were answered completely."""
         chosen = (self.received_s >= start_s) & (self.received_s < stop_s) & ~np.isnan(self.last_sent_s)
         return replace(self, **{name: getattr(self, name)[chosen] for name in _COLUMNS})
 
     def means(self, start_s: float, stop_s: float) -> dict[str, float]:
-        """What `between` comes to, by field of `calibration.load.self_check.TrueTimes`; NaN for a mean of nothing."""
+        """Means over `between`, by field of `calibration.load.self_check.TrueTimes`; NaN without requests."""
         chosen = self.between(start_s, stop_s)
         itl_s = chosen.itl_s[~np.isnan(chosen.itl_s)]
         return {
@@ -100,14 +100,14 @@ class Truth:
         }
 
     def save(self, path: Path) -> None:
-        """Write the truth to `path`, for `load`."""
+        """Write the log to `path`, for `load`."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
         with path.open("wb") as file:
             np.savez(file, totals=np.array([self.responses, self.cpu_s]), **columns)
 
     @classmethod
     def load(cls, path: Path) -> Truth:
-        """What `save` wrote to `path`."""
+        """Read what `save` wrote to `path`."""
         with np.load(path) as stored:
             responses, cpu_s = stored["totals"].tolist()
             columns: dict[str, Any] = {name: stored[name] for name in _COLUMNS}
@@ -123,7 +123,7 @@ _COLUMNS: dict[str, type] = {
     "tokens": np.int64,
 }
 
-# --- A connection of the mock: bytes are gathered and written once per tick, and the moment of writing is noted
+# --- A connection of the mock: bytes are collected and written once per tick, and the time of writing is recorded
 
 
 class Wire(asyncio.Protocol):
@@ -135,32 +135,32 @@ class Wire(asyncio.Protocol):
         self._moments: list[tuple[Record, tuple[str, ...]]] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports have another type
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._out.clear()
 
     def close(self) -> None:
-        """End the connection once what was gathered is written."""
+        """End the connection once the collected bytes are written."""
         self.flush()
         if self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Abort the connection."""
         self.flush()
         if self.transport is not None:
             self.transport.abort()
 
     def put(self, data: bytes, record: Record | None = None, moments: tuple[str, ...] = ()) -> None:
-        """Gather `data`; `moments` of `record` are set when it is written."""
+        """Collect `data`; `moments` of `record` are set when it is written."""
         self._out.append(data)
         if record is not None:
             self._moments.append((record, moments))
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write the collected bytes."""
         if self.transport is None or not self._out:
             return
         data = b"".join(self._out)
@@ -173,14 +173,14 @@ class Wire(asyncio.Protocol):
         self._moments.clear()
 
 
-# --- A timer wheel: many thousand due times a second, by one timer of the event loop
+# --- A timer wheel: many thousand due times per second, with a single timer of the event loop
 
 T = TypeVar("T")
 TICKS_PER_S = 1000.0  # event loops count in milliseconds
 
 
 class Wheel(Generic[T]):
-    """Items and when they are due, rounded to the nearest millisecond; those due together are handed over as one list.
+    """Items with their due times, rounded to the nearest millisecond; those due together are delivered as one list.
 
     Nothing wakes the loop while nothing is due. Items that a busy loop makes late come late; none is left out.
     """
@@ -194,7 +194,7 @@ class Wheel(Generic[T]):
         self._loop = asyncio.get_running_loop()
 
     def at(self, due_s: float, item: T) -> None:
-        """Hand `item` over at `due_s` of `time.perf_counter`."""
+        """Deliver `item` at `due_s` of `time.perf_counter`."""
         tick = round(due_s * TICKS_PER_S)
         bucket = self._buckets.get(tick)
         if bucket is not None:
@@ -213,7 +213,7 @@ class Wheel(Generic[T]):
 
     def _turn(self) -> None:
         self._timer = None
-        # by rounding, a timer that comes half a tick early still finds its items: the loop never spins for them
+        # because of the rounding, a timer that fires half a tick early still finds its items: the loop never spins
         now = round(time.perf_counter() * TICKS_PER_S)
         while self._ticks and self._ticks[0] <= now:
             self._on_due(self._buckets.pop(heapq.heappop(self._ticks)))
@@ -221,7 +221,7 @@ class Wheel(Generic[T]):
             self._arm()
 
 
-# --- What the mock is told to do: when the tokens of an answer come, and what is odd about it
+# --- The mock's script: when the tokens of an answer come, and its peculiarities
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class Script:
                 raise PlanError(f"mock: {name} must be 1 or more, got 0")
 
     def e2e_s(self, osl: int) -> float:
-        """Seconds from a request to the last of its `osl` tokens, where no slot has to be waited for.
+        """Seconds from a request to the last of its `osl` tokens, without waiting for a slot.
 
         >>> Script(ttft_s=0.02, itl_s=0.005).e2e_s(64)
         0.335
@@ -270,7 +270,7 @@ class Script:
         return self.ttft_s + (responses - 1) * self.tokens_per_response * self.itl_s
 
     def requests_per_s(self, users: int, osl: int) -> float:
-        """Requests/s that a client without delay of its own gets in a closed loop of `users`, by Little's law.
+        """Requests/s of a client without delay in a closed loop of `users`, by Little's law.
 
         >>> round(Script(ttft_s=0.02, itl_s=0.005).requests_per_s(users=256, osl=64))
         764
@@ -283,7 +283,7 @@ Moment = Literal["first_sent_s", "last_sent_s", "final_sent_s"]
 
 
 class Outlet(Protocol):
-    """Where the responses to one request go: a stream of a gRPC connection, or the body of an HTTP answer.
+    """The destination of the responses to one request: a stream of a gRPC connection, or the body of an HTTP answer.
 
     `wire` is the connection that is to be flushed after something was sent.
     """
@@ -291,23 +291,23 @@ class Outlet(Protocol):
     wire: Wire
 
     def response(self, tokens: int, final: bool) -> bytes:
-        """A response as bytes for `send`: the same may be sent again and again."""
+        """A response as bytes for `send`, which may be sent repeatedly."""
 
     def send(self, response: bytes, record: Record | None = None, *moments: Moment) -> None:
-        """Queue a response. The time at which it really leaves is written to `moments` of `record`."""
+        """Queue a response. The time at which it leaves is written to `moments` of `record`."""
 
     def finish(self) -> None:
         """Everything was sent."""
 
     def fail(self, message: str) -> None:
-        """The request gets an error in place of an answer."""
+        """Answer the request with an error."""
 
     def hang_up(self) -> None:
-        """What carries the answers ends in the middle of one."""
+        """The stream or connection ends in the middle of an answer."""
 
 
 class Answer:
-    """One request being served: `left` tokens to go, the next response of them at `due_s`."""
+    """One request being served: `left` tokens remain, the next response is due at `due_s`."""
 
     __slots__ = ("due_s", "hangs_up", "left", "middle", "osl", "outlet", "record", "serving")
 
@@ -333,11 +333,11 @@ class Service:
         self._gap_s = script.itl_s * script.tokens_per_response
 
     def truth(self) -> Truth:
-        """What was done until now."""
+        """The log so far."""
         return Truth.of(self._records, responses=self._responses, cpu_s=time.process_time())
 
     def receive(self, outlet: Outlet, osl: int) -> Answer:
-        """Serve a request for `osl` tokens that came just now."""
+        """Serve a request for `osl` tokens that has just arrived."""
         script = self._script
         record = Record(time.perf_counter())
         self._records.append(record)
@@ -358,7 +358,7 @@ class Service:
         return answer
 
     def drop(self, answer: Answer) -> None:
-        """The client has given up the request: nothing more is sent, its slot is free."""
+        """The client has cancelled the request: nothing more is sent, and its slot is free."""
         if answer.outlet is not None:
             answer.outlet = None
             answer.record.tokens = answer.osl - max(0, answer.left)
@@ -381,7 +381,7 @@ class Service:
                 self._start(waiting)
 
     def _due(self, answers: list[Answer]) -> None:
-        """Send what is due now: the one place that runs for every response."""
+        """Send what is due now: this runs for every response."""
         tokens, gap_s, at = self._script.tokens_per_response, self._gap_s, self._wheel.at
         touched = set()
         for answer in answers:
@@ -439,7 +439,7 @@ def _is_due(number: int, every: int) -> bool:
     return every > 0 and number % every == 0
 
 
-# --- The mock's model as Triton would describe it, and its responses as bytes made once and sent often
+# --- The mock's model as Triton would describe it, and its responses as bytes prepared once and sent often
 #
 # The model is an ensemble of the TensorRT-LLM backend's kind (`text_input`, `max_tokens` ... in; `text_output`,
 # `output_ids` out). Every token is the word "word" and the id 7.
@@ -449,7 +449,7 @@ MAX_BATCH_SIZE = 256
 ENGINE_SAYS = {"model": "mock", "precision": "none", "gpu": "none", "tp": "1", "engine": "mock"}
 ASKED_BY = ("max_tokens", "request_output_len")
 FINAL = "triton_final_response"
-INPUTS = (  # name, datatype, may be left out
+INPUTS = (  # name, datatype, optional
     ("text_input", "BYTES", False),
     ("max_tokens", "INT32", False),
     ("stream", "BOOL", True),
@@ -463,12 +463,12 @@ _KIND = {
     "INT32": model_config_pb2.TYPE_INT32,
     "BOOL": model_config_pb2.TYPE_BOOL,
 }
-# how protobuf opens the fields ModelInferResponse.id (3) and ModelStreamInferResponse.infer_response (2)
+# the protobuf tags of ModelInferResponse.id (3) and ModelStreamInferResponse.infer_response (2)
 _ID, _INFER_RESPONSE = b"\x1a", b"\x12"
 
 
 def config(model: str) -> Any:
-    """The ModelConfig of `model`, None if there is no such model."""
+    """The ModelConfig of `model`; None if there is no such model."""
     if model not in (MODEL, ENGINE):
         return None
     found = model_config_pb2.ModelConfig(name=model, max_batch_size=MAX_BATCH_SIZE)
@@ -486,7 +486,7 @@ def config(model: str) -> Any:
 
 
 def config_json(model: str) -> bytes | None:
-    """The same as Triton's HTTP endpoint writes it."""
+    """The same in the form of Triton's HTTP endpoint."""
     found = config(model)
     if found is None:
         return None
@@ -497,7 +497,7 @@ def config_json(model: str) -> bytes | None:
 
 
 def asked(request: Any) -> int | None:
-    """The number of tokens that a ModelInferRequest asks for, None if it does not say."""
+    """The number of tokens that a ModelInferRequest asks for; None if it does not say."""
     for position, tensor in enumerate(request.inputs):
         if tensor.name in ASKED_BY:
             if position < len(request.raw_input_contents):
@@ -507,25 +507,25 @@ def asked(request: Any) -> int | None:
 
 
 def grpc_response(request_id: str, tokens: int, final: bool | None) -> bytes:
-    """A ModelStreamInferResponse with `tokens` new tokens, as a gRPC message; `final` None: not said."""
+    """A ModelStreamInferResponse with `tokens` new tokens, as a gRPC message; `final` None: without the flag."""
     name = request_id.encode()
     response = _outputs(tokens, final) + _ID + _varint(len(name)) + name
     return grpc_message(_INFER_RESPONSE + _varint(len(response)) + response)
 
 
 def grpc_error(message: str) -> bytes:
-    """The ModelStreamInferResponse that Triton sends where a request failed, as a gRPC message."""
+    """The ModelStreamInferResponse that Triton sends if a request fails, as a gRPC message."""
     return grpc_message(service_pb2.ModelStreamInferResponse(error_message=message).SerializeToString())
 
 
 def grpc_message(payload: bytes) -> bytes:
-    """A message as gRPC sends it: not compressed, its length, itself."""
+    """A message in gRPC's framing: uncompressed flag, length, message."""
     return b"\x00" + struct.pack(">I", len(payload)) + payload
 
 
 @lru_cache(maxsize=4096)
 def _outputs(tokens: int, final: bool | None) -> bytes:
-    """All of a ModelInferResponse but its request's id: fields may stand in any order."""
+    """A ModelInferResponse without its request's id, which may follow: fields may have any order."""
     answer = service_pb2.ModelInferResponse(model_name=MODEL, model_version="1")
     if tokens:
         text = " ".join(["word"] * tokens).encode()
@@ -550,7 +550,7 @@ def server_sent_event(tokens: int) -> bytes:
     return http_chunk(b"data: " + json.dumps(answer).encode() + b"\n\n")
 
 
-# --- The same model as an OpenAI server has it, vLLM by its own word
+# --- The same model on an OpenAI server that reports itself as vLLM
 
 OPENAI_MODELS = json.dumps(
     {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "vllm"}]}
@@ -561,7 +561,7 @@ _EVENT = 'data: {"id":"cmpl-mock","object":"%s","created":0,"model":"%s","choice
 
 
 def prompt_tokens(asked: Mapping[str, Any]) -> int:
-    """Tokens of the prompt in the body of a request, a word being one; 4 more around a chat's."""
+    """Tokens of the prompt in the body of a request, one per word; 4 more around a chat's."""
     if "messages" in asked:
         return 4 + sum(len(str(message["content"]).split()) for message in asked["messages"])
     prompt = asked.get("prompt", asked.get("text_input", ""))
@@ -569,7 +569,7 @@ def prompt_tokens(asked: Mapping[str, Any]) -> int:
 
 
 class OpenAiEvents:
-    """The events of one answer. `tokens` have been told so far."""
+    """The events of one answer, with `tokens` reported so far."""
 
     def __init__(self, chat: bool) -> None:
         self.tokens = 0
@@ -577,11 +577,11 @@ class OpenAiEvents:
         self._choice = '{"index":0,"delta":{"content":"%s"}}' if chat else '{"index":0,"text":"%s"}'
 
     def template(self, tokens: int) -> bytes:
-        """What `filled` takes, for a response with so many new tokens."""
+        """The argument of `filled` for a response with `tokens` new tokens."""
         return b"%d" % tokens
 
     def filled(self, template: bytes, prompt: int) -> bytes:
-        """The event after which so many more tokens are told, as a chunk of an HTTP/1.1 body."""
+        """The event that reports so many more tokens, as a chunk of an HTTP/1.1 body."""
         new = int(template)
         self.tokens += new
         return http_chunk(_openai_head(self._kind, self._choice, new) + self._usage(prompt))

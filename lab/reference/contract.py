@@ -1,4 +1,4 @@
-"""Tensors of the TensorRT-LLM backend's model repository, release v0.8.0, as data: names, types, shapes, flags, wiring.
+"""The tensors of the TensorRT-LLM backend's model repository, release v0.8.0: names, types, shapes, flags, wiring.
 
 One documented extension: the ensemble has the further output `output_ids`, so that a client can count the server's own
 token ids. Its tensor between the engine and postprocessing carries the same name.
@@ -51,7 +51,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the ensemble: (tensor of the model, tensor of the ensemble) pairs."""
+    """One step of the ensemble, as pairs (tensor of the model, tensor of the ensemble)."""
 
     model: str
     inputs: tuple[tuple[str, str], ...]

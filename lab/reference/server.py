@@ -1,4 +1,4 @@
-"""Start, watch and stop the real tritonserver on a repository of its own."""
+"""Start, watch and stop the real tritonserver on its own repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVER_WHEEL = "nvidia-pytriton"
 
 
 def _steps(requirements: Path) -> list[Step]:
-    """The server's wheel alone is installed without its dependencies."""
+    """Only the server's wheel is installed without its dependencies."""
     server, *others = sorted(pins(requirements), key=lambda pin: not pin.startswith(SERVER_WHEEL))
     return [("torch, numpy, tokenizers (about 200 MB)", others), ("Triton server (55 MB)", ["--no-deps", server])]
 
@@ -41,7 +41,7 @@ class ReferenceServer(TritonServer[Settings]):
         with ReferenceServer(Settings(grpc_port=0, http_port=0, metrics_port=0)) as server:
             client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
 
-    With `repository`, a copy of that TensorRT-LLM repository is served in the place of the server's own, the reference
+    With `repository`, a copy of that TensorRT-LLM repository is served instead of the server's own, with the reference
     engine behind it.
 
     Raises:
@@ -67,14 +67,14 @@ class ReferenceServer(TritonServer[Settings]):
         return spawn(ready, self.settings, repository, work, self.log, given, self.settings.threads)
 
     def _write_repository(self, folder: Path, machine: Machine) -> Path:
-        """Write into `folder` what the server is to serve."""
+        """Write the models to serve into `folder`."""
         if self._repository is None:
             return build(folder, self.settings, machine)
         return stage(self._repository, folder, self.settings, machine)
 
 
 def find_machine(ready: Environment, settings: Settings) -> Machine:
-    """The device the engine will compute on, as torch in the reference environment sees it.
+    """The device on which the engine will compute, as seen by torch in the reference environment.
 
     Raises:
         ServerError: cuda was asked for and torch sees none, or torch does not load.
@@ -95,7 +95,7 @@ def variables(ready: Environment, settings: Settings) -> dict[str, str]:
     return {
         "PATH": f"{ready.venv / 'bin'}:{os.environ.get('PATH', '')}",
         "PYTHONPATH": str(import_folder(ready)),
-        "PYTHONDONTWRITEBYTECODE": "",  # the first start compiles what it imports: pip has compiled nothing
+        "PYTHONDONTWRITEBYTECODE": "",  # the first start compiles its imports, because pip has compiled nothing
         "OMP_NUM_THREADS": str(settings.threads),
         "TOKENIZERS_PARALLELISM": "false",
     }

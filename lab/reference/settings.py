@@ -1,4 +1,4 @@
-"""What the reference server is to be: ports, batching, limits, and the size of its model."""
+"""Settings of the reference server: ports, batching, limits, and the size of its model."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Settings:
 
 
 def check_ports(ports: Mapping[str, int]) -> None:
-    """Raises ServerError with one line that names the first port that is none, or asked for twice."""
+    """Raises ServerError with one line that names the first port that is invalid or given twice."""
     for name, port in ports.items():
         if not 0 <= port <= 65_535:
             raise ServerError(f"{name} must be between 0 and 65535, got {port}")

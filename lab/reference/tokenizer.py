@@ -1,4 +1,4 @@
-"""A tokenizer whose every word is one token, so that prompts and outputs have exactly the length that is asked for."""
+"""A tokenizer with one token per word, so that prompts and outputs have exactly the requested length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SYLLABLES = tuple(consonant + vowel for consonant in "bdfghjklmnprstvz" for vow
 
 
 def words(count: int) -> list[str]:
-    """`count` different pronounceable words, the same ones every time.
+    """`count` different pronounceable words, always the same.
 
     >>> words(3)
     ['baba', 'babe', 'babi']

@@ -1,4 +1,4 @@
-"""Start, watch and stop the same vLLM behind the real tritonserver, as Triton's vLLM backend runs it."""
+"""Start, watch and stop the same vLLM behind the real tritonserver, run by a vLLM backend like Triton's."""
 
 from __future__ import annotations
 

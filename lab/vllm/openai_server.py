@@ -14,7 +14,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 
 def keep_scheduling(configured: Any) -> None:
-    """The platform's settings, but for the scheduling that was asked for."""
+    """The platform's settings, except for the requested scheduling."""
     asked = configured.scheduler_config.async_scheduling
     _check_and_update(configured)
     configured.scheduler_config.async_scheduling = asked

@@ -22,14 +22,14 @@ from sizing.estimate import kernels
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 CONTEXTS = (32, 128, 256, 512, 1024, 2048, 4096)
 SMALLEST: Mapping[str, Any] = {"hidden": 64, "layers": 1, "heads": 2, "kv_heads": 1}
-"""The model to compute beside: the least that vLLM's attention on CPUs takes."""
+"""The model that is really computed: the smallest that vLLM's attention on CPUs accepts."""
 FORM = "MODEL,GPU,TP,PRECISION"
 PROMPT_TOKENS = (16, 64, 128, 256, 512, 768, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The chip whose steps are imitated: a model of the catalogue on `tp` GPUs, by the kernel timings of vLLM."""
+    """The GPU whose steps are imitated: a model of the catalogue on `tp` GPUs, by vLLM's kernel timings."""
 
     model: str
     gpu: str
@@ -49,8 +49,8 @@ class Pace:
         raise ServerError(f"--pace {text}: must be {FORM}, such as Qwen/Qwen3-32B,h100_sxm,2,bf16")
 
     def write(self, file: Path) -> None:
-        """Write the step times as JSON: seconds over decoding sequences and their mean context, and over prompt tokens,
-        decoding sequences beside them and mean context. Raises ServerError where there are no timings."""
+        """Write the step times as JSON: seconds by decoding sequences and their mean context, and by prompt tokens,
+        decoding sequences in the same step and mean context. Raises ServerError if there are no timings."""
         try:
             model, chip = catalog.model(self.model), catalog.gpu(self.gpu)
             engine = kernels.open_engine(model, chip.id, "vllm", Layout(self.tp), self.precision)

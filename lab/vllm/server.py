@@ -31,19 +31,19 @@ EXPERTS_PER_TOKEN = 2
 GIB = 2**30
 PACED, PACED_WORKER = Path(__file__).with_name("paced"), "paced_worker.PacedWorker"
 IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""The worker belongs into the engine's process, where vLLM has it for one GPU, though never for a CPU: with a process
-of its own the engine polls for its answer, which takes most of a core from API server and client."""
+"""Run the worker in the engine's process, as vLLM does for one GPU but never for a CPU: if it had its own process, the
+engine would poll for its answer, which takes most of a core from API server and client."""
 STEP_TIMES = "step-times.json"
 _PAD, _END, _UNKNOWN = SPECIAL_TOKENS
 
 
 def _steps(requirements: Path) -> Sequence[Step]:
-    """One set of pins that is complete: pip asks for nothing beside, such as what only pictures and sound need."""
+    """One complete set of pins: pip installs nothing else, such as libraries that only images and audio need."""
     return [("vLLM and torch for CPUs (about 500 MB)", ["--no-deps", "--requirement", str(requirements)])]
 
 
 def _check_torch(environment: Environment) -> None:
-    """Raises ServerError unless torch is built for CPUs: with another, vLLM fails at start and does not say why."""
+    """Raises ServerError unless torch is built for CPUs: with another build, vLLM fails at start without a reason."""
     file = environment.site_packages / "torch" / "version.py"
     found = re.search(r"^__version__ = '(.+)'", file.read_text() if file.exists() else "", re.MULTILINE)
     version = found[1] if found else "none"
@@ -84,7 +84,7 @@ class VllmServer(Server):
 
     @property
     def url(self) -> str:
-        """Where the OpenAI endpoints are, without /v1."""
+        """The base URL of the OpenAI endpoints, without /v1."""
         return f"http://{HOST}:{self.settings.http_port}"
 
     @property
@@ -108,7 +108,7 @@ class VllmServer(Server):
     def _start(self, ready: Environment, work: Path) -> subprocess.Popen[bytes]:
         write_model(self.tokenizer, self.settings)
         program = Path(__file__).with_name("openai_server.py")
-        command = on_other_cores(0, str(ready.python), "-P", str(program))  # this folder is no place to import from
+        command = on_other_cores(0, str(ready.python), "-P", str(program))  # without this folder on the import path
         with self.log.open("wb") as log:
             return subprocess.Popen(
                 [*command, *flags(self.settings, self.tokenizer)],
@@ -121,7 +121,7 @@ class VllmServer(Server):
 
 
 def write_model(folder: Path, settings: Settings) -> Path:
-    """Write the model of `settings` into `folder`, which is made: a Llama, with experts a Mixtral.
+    """Create `folder` and write the model of `settings` into it: a Llama, or with experts a Mixtral.
 
     vLLM draws the weights at random when it loads. The step times of a pace lie beside it. Raises ServerError where
     there are none.
@@ -145,7 +145,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
     """
     shape = {
         "hidden_size": settings.hidden,
-        "intermediate_size": 11 * settings.hidden // 4,  # as wide as Llama's, in whole numbers
+        "intermediate_size": 11 * settings.hidden // 4,  # Llama's ratio, in whole numbers
         "num_hidden_layers": settings.layers,
         "num_attention_heads": settings.heads,
         "num_key_value_heads": settings.kv_heads,
@@ -166,7 +166,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
 
 
 def arguments(settings: Settings, model: Path) -> dict[str, Any]:
-    """What vLLM is told of its engine, by the names of its engine arguments."""
+    """vLLM's engine arguments."""
     worker = {"worker_cls": PACED_WORKER} if settings.pace else {}
     return worker | {
         "distributed_executor_backend": IN_ENGINE,
@@ -196,7 +196,7 @@ def flags(settings: Settings, model: Path) -> list[str]:
 
 
 def variables(settings: Settings, work: Path) -> dict[str, str]:
-    """Environment variables: the engine's memory and threads, nothing fetched from the network, nothing reported."""
+    """Environment variables: the engine's memory and threads, no downloads, no telemetry."""
     bytes_per_token = 2 * settings.layers * settings.kv_heads * (settings.hidden // settings.heads) * 4
     paced = {"PACE": str(work / MODEL / STEP_TIMES)} if settings.pace else {}
     return paced | {

@@ -1,4 +1,4 @@
-"""What the local vLLM is to be: port, limits, and the size of its model."""
+"""Settings of the local vLLM: port, limits, and the size of its model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lab.reference.settings import SPECIAL_TOKENS, check_ports
 from lab.vllm.pace import Pace
 
 KV_BLOCK_TOKENS = 32
-"""vLLM's attention on CPUs takes blocks of a multiple of this."""
+"""vLLM's attention on CPUs needs blocks of a multiple of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class BehindTriton(Settings):
-    """Settings of a local vLLM behind Triton, whose ports are three."""
+    """Settings of a local vLLM behind Triton, which has three ports."""
 
     grpc_port: int = 8001
     metrics_port: int = 8002
 
     def __post_init__(self) -> None:
-        """Raises ServerError as those of vLLM do."""
-        Settings.__post_init__(self)  # super() does not find its way in a class with slots
+        """Raises ServerError like the settings of vLLM."""
+        Settings.__post_init__(self)  # super() without arguments does not work in a dataclass with slots
         if self.look_ahead:
             raise ServerError("look_ahead is for vLLM's own server: behind Triton, its platform for CPUs turns it off")
         check_ports({name: getattr(self, name) for name in ("grpc_port", "http_port", "metrics_port")})

@@ -45,7 +45,7 @@ REQUIRED = "text_input"
 ANSWERING = "answering"
 """Name of the tasks that answer requests."""
 SHUTDOWN_WITHIN_S = 1.0
-"""What vLLM's processes get to end by themselves: nothing is computed any more, and Triton waits 10 s in all."""
+"""Time for vLLM's processes to end by themselves: nothing is computed any more, and Triton waits 10 s in all."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -54,7 +54,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Inputs, outputs and the policy of every model of this backend; its config.pbtxt need not have them."""
+        """Set inputs, outputs and the policy of every model of this backend; its config.pbtxt need not have them."""
         for name, kind in INPUTS.items():
             config.add_input({"name": name, "data_type": kind, "dims": [1], "optional": name != REQUIRED})
         for name, kind in OUTPUTS.items():
@@ -64,8 +64,8 @@ class TritonPythonModel:
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Raises what vLLM says against the arguments of model.json."""
-        locale.setlocale(locale.LC_ALL, "C.UTF-8")  # the stub's is C, in which torch cannot read its own files
+        """Raises vLLM's error for wrong arguments in model.json."""
+        locale.setlocale(locale.LC_ALL, "C.UTF-8")  # the stub's locale is C, with which torch cannot read its own files
         file = Path(args["model_repository"]) / args["model_version"] / "model.json"
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True)
@@ -78,7 +78,7 @@ class TritonPythonModel:
             asyncio.run_coroutine_threadsafe(self._answer(request, request.get_response_sender()), self.loop)
 
     def finalize(self) -> None:
-        """Let the requests under way end, then end the engine's processes."""
+        """Wait for the requests in flight, then end the engine's processes."""
         asyncio.run_coroutine_threadsafe(self._finish(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
@@ -87,23 +87,23 @@ class TritonPythonModel:
         answering = [task for task in asyncio.all_tasks() if task.get_name() == ANSWERING]
         await asyncio.gather(*answering, return_exceptions=True)
         self.engine.shutdown(SHUTDOWN_WITHIN_S)
-        rest = asyncio.all_tasks() - {asyncio.current_task()}  # vLLM's own, which it has cancelled
+        rest = asyncio.all_tasks() - {asyncio.current_task()}  # vLLM's own tasks, which it has cancelled
         await asyncio.gather(*rest, return_exceptions=True)
 
     async def _answer(self, request: Any, sender: Any) -> None:
-        """Send what vLLM generates; a request that is refused, or fails, gets one line."""
+        """Send what vLLM generates; a refused or failed request gets one line."""
         asyncio.current_task().set_name(ANSWERING)  # type: ignore[union-attr]
         try:
             async for response in self._responses(request, sender):
                 sender.send(response)
-        except Exception as error:  # whatever it is, this client must hear of it and the others go on
+        except Exception as error:  # whatever it is, this client must receive an error, and the others continue
             why = " ".join(str(error).split()) or type(error).__name__
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(why)))
         finally:
             sender.send(flags=FINAL)
 
     async def _responses(self, request: Any, sender: Any) -> AsyncIterator[Any]:
-        """One response for each step of vLLM where the client streams, else one; none once the client has left."""
+        """One response for each step of vLLM if the client streams, else one; none once the client has left."""
         from vllm.sampling_params import RequestOutputKind
 
         given = {name: tensor.as_numpy().flat[0] for name in INPUTS if (tensor := _tensor(request, name)) is not None}
@@ -115,7 +115,7 @@ class TritonPythonModel:
         parameters = _sampling(given.get("sampling_parameters") or request.parameters())
         parameters.output_kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
         generating = self.engine.generate(prompt, parameters, uuid.uuid4().hex)
-        async with contextlib.aclosing(generating):  # left early, vLLM drops the request
+        async with contextlib.aclosing(generating):  # if closed early, vLLM drops the request
             async for output in generating:
                 if sender.is_cancelled():
                     return
@@ -134,7 +134,7 @@ async def _engine(arguments: dict[str, Any]) -> Any:
 
 
 def _sampling(text: bytes | str) -> Any:
-    """vLLM's sampling parameters from JSON, in which numbers may be texts. Raises ValueError where they are none."""
+    """vLLM's sampling parameters from JSON, in which numbers may be texts. Raises ValueError for invalid ones."""
     import msgspec
     from vllm import SamplingParams
 
@@ -149,7 +149,7 @@ def _tensor(request: Any, name: str) -> Any:
 
 
 def _response(output: Any, given: dict[str, Any], before: str) -> Any:
-    """The text since the last response, and beside it what the request asked to be told."""
+    """The text since the last response, and the further outputs that the request asked for."""
     parts = output.outputs
     told: dict[str, Any] = {"text_output": _texts(before + part.text for part in parts)}
     if given.get("return_finish_reason"):
@@ -170,7 +170,7 @@ def _texts(texts: Any) -> Any:
 
 
 def _logprobs(positions: Any) -> Any:
-    """For each token its candidates by id; None where none were asked for."""
+    """The candidates of each token by id; None if the request did not ask for them."""
     if positions is None:
         return None
     return [{token: asdict(candidate) for token, candidate in position.items()} for position in positions]

@@ -1,4 +1,4 @@
-"""LoRA adapters at work: the low-rank matrices on the device, and what they add to the rows of one forward pass."""
+"""LoRA adapters in use: the low-rank matrices on the device, and their addition to the rows of one forward pass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LowRank = tuple[Tensor, Tensor]
 """A [R, inputs] and B [outputs, R] of a whole projection: its modules' adapters side by side, R their sizes' sum."""
 Layers = Sequence[Mapping[Projection, LowRank]]
 Group = tuple[Tensor, Layers]
-"""Rows of the pass, and the adapter of the requests they belong to."""
+"""Rows of the pass, and their requests' adapter."""
 
 
 class Adapters:
-    """Adapters as tensors on the model's device. Every request brings its own along, so the last ones used are kept."""
+    """Adapters as tensors on the model's device. Every request contains its own, so the last ones used are cached."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         self._shape, self._device, self._dtype = shape, device, dtype

@@ -1,4 +1,4 @@
-"""From what the engine made to the output tensors of a `tensorrt_llm` answer, in the order of the contract."""
+"""From the engine's results to the output tensors of a `tensorrt_llm` answer, in the order of the contract."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_GENERATION_LOGITS = np.zeros((1, 1, 1, 1), np.float32)
 
 @dataclass(slots=True)
 class Answer:
-    """What is on its way to one client: the outputs it wants, and what has been made for it so far.
+    """The answer to one client: the requested outputs, and the results so far.
 
     A streamed answer is one part per token, with that token's own log-probability and logits; the logits of the prompt
     come with the first. Any other is whole: `prompt` (empty if it is to be left out) and all tokens.
@@ -31,7 +31,7 @@ class Answer:
     logits: list[NDArray[np.float32]] = field(default_factory=list)
 
     def add(self, token: Token) -> None:
-        # kept here, not read from the request: the engine is ahead of what has been sent
+        # stored here, not read from the request: the engine is ahead of what has been sent
         if token.id is not None:
             self.ids.append(token.id)
             self.log_probs.append(token.log_prob)
@@ -45,7 +45,7 @@ class Answer:
         return self._tensors(self.ids[-1:], self.log_probs[-1:], context, newest)
 
     def whole(self) -> dict[str, NDArray[Any]]:
-        """Everything so far: all of it, or what a stopped request has come to."""
+        """The whole answer, or the part of a stopped request."""
         context = self.request.context_logits
         if context is not None and not self.ids:
             context = context[: self.request.computed]

@@ -1,4 +1,4 @@
-"""Which device the engine computes on here: run as a program in the reference environment, it prints one JSON line."""
+"""The device on which the engine computes here: a program of the reference environment, it prints one line of JSON."""
 
 from __future__ import annotations
 

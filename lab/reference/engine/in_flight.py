@@ -37,7 +37,7 @@ class InFlightEngine:
     ) -> None:
         self.model, self.cache, self.token_budget, self.policy = model, cache, token_budget, policy
         self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # the oldest first: those that wait are all younger
+        self.running: list[Request] = []  # the oldest first: all waiting requests are younger
         self.passes = 0
         self._paused = 0
         self._prompts_within = chunks_within if chunks_prompts else whole_within
@@ -50,7 +50,7 @@ class InFlightEngine:
         return bool(self.waiting or self.running)
 
     def step(self) -> list[Token]:
-        """One pass; the tokens it made. Empty when there was only a piece of a prompt to read."""
+        """One pass; its new tokens. Empty if it only read part of a prompt."""
         tokens = self._drop_cancelled()
         if self.policy == "guaranteed_no_evict" or self._make_room():
             self._admit()
@@ -91,7 +91,7 @@ class InFlightEngine:
         return [Token(request, None, 0.0, is_last=True) for request in dropped]
 
     def _make_room(self) -> bool:
-        """See that every running request has a slot for its next token; False if that paused another."""
+        """Ensure that every running request has a slot for its next token; False if that paused another."""
         before, ready = len(self.running), 0
         while ready < len(self.running):
             if self.cache.grow(self.running[ready]):

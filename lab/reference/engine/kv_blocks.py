@@ -1,4 +1,4 @@
-"""Who holds which block of the KV cache, and which blocks of old prompts wait there to be used again."""
+"""The owners of the KV cache's blocks, and the blocks of old prompts that are kept for reuse."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Blocks:
         self.reused = 0
         self._holders = [0] * count
         self._empty = deque(range(count))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # kept and held by nobody, unused for longest first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # kept without an owner, the least recently used first
         self._kept: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken now, those kept for their contents among them."""
+        """Blocks that are available now, including those kept for their contents."""
         return len(self._empty) + len(self._idle)
 
     def found(self, keys: Sequence[bytes]) -> list[int]:
@@ -67,7 +67,7 @@ class Blocks:
             self._key_of[block] = key
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """One holder fewer of each."""
+        """Remove one owner of each."""
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block]:

@@ -1,4 +1,4 @@
-"""A paged KV cache: blocks of tokens, handed out to requests whole."""
+"""A paged KV cache: blocks of tokens, which requests get as a whole."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KvCache:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that a request can get, those kept for reuse among them."""
+        """Blocks available to a request, including those kept for reuse."""
         return self._blocks.free
 
     @property
@@ -91,12 +91,12 @@ class KvCache:
         return True
 
     def keep(self, request: Request) -> None:
-        """Let others use the full blocks of the prompt of `request`, which is computed."""
+        """Allow other requests to use the full blocks of the computed prompt of `request`."""
         for block, key in zip(request.blocks, _keys(request), strict=False):
             self._blocks.keep(block, key)
 
     def release(self, request: Request) -> None:
-        """Take back what `admit` and `grow` gave."""
+        """Release the blocks of `admit` and `grow`."""
         self._free_rows.append(request.row)
         self._blocks.give_back(request.blocks)
         request.row, request.blocks = -1, []

@@ -1,4 +1,4 @@
-"""LoRA adapters as a request brings them: read, checked against the model, and named by a digest.
+"""LoRA adapters in requests: read, checked against the model, and identified by a digest.
 
 An adapter adds B A x to the output of some of a layer's projections W x. Its two tensors, of release v0.8.0:
 `lora_weights` FP16 [1, L, n], one row per adapted module: A [D, inputs] and then B [outputs, D], both row by row, and
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter as sent. Two with the same `digest` are the same, whichever request brought them."""
+    """An adapter as sent. Two with the same `digest` are the same, whatever their requests."""
 
     digest: str
     parts: tuple[Part, ...] = field(compare=False, repr=False)

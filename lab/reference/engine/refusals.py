@@ -1,4 +1,4 @@
-"""What a client is told when its request cannot be served: the TensorRT-LLM backend's words (release v0.8.0).
+"""Error messages for requests that cannot be served: the TensorRT-LLM backend's own (release v0.8.0).
 
 Two kinds, as there: a request that is not taken at all is refused in so many words; one that was taken and that the
 engine cannot run is refused as "Encountered error for requestId N: ...". N is the number that the backend makes of
@@ -12,7 +12,7 @@ NOT_DECOUPLED = "Streaming is only supported if model is deployed using decouple
 
 
 class InputError(Exception):
-    """A request that this engine refuses; the message goes to the client as it is."""
+    """A request that this engine refuses; the message is sent to the client unchanged."""
 
 
 def already_in_progress(number: int) -> str:

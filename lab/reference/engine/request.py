@@ -1,4 +1,4 @@
-"""One request as the engine sees it: what was asked, and how far it has come."""
+"""One request in the engine: what it asks for, and its progress."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Request:
 
     @property
     def longest(self) -> int:
-        """Tokens it can come to hold: what guaranteed_no_evict reserves."""
+        """The most tokens that it can have: guaranteed_no_evict reserves this many."""
         return len(self.prompt) + self.max_tokens
 
     @property
     def to_read(self) -> int:
-        """Tokens that must be in the cache before the next one can be made."""
+        """Tokens that must be in the cache before the next one can be generated."""
         return len(self.prompt) + self.restored
 
     @property
@@ -98,7 +98,7 @@ class Request:
 
     @property
     def is_complete(self) -> bool:
-        """All tokens made, or the end token or a stop word has come."""
+        """Whether all tokens are generated, or the end token or a stop word has come."""
         made = self.generated
         if len(made) >= self.max_tokens or (made and made[-1] == self.end_id):
             return True

@@ -1,4 +1,4 @@
-"""The number that the TensorRT-LLM backend makes of a request's id: what its messages name, and what ids are told by.
+"""The number that the TensorRT-LLM backend derives from a request's id: its messages use it, and it distinguishes ids.
 
 An id that starts with a number is that number, whatever follows: "41", " 041" and "41-b" are one id. Any other is the
 hash that the C++ library of the backend's image (GNU, 64 bit) gives it. 0 stands for no id: "" and "0" alike.

@@ -45,7 +45,7 @@ class StaticEngine:
         return bool(self.waiting or self.running)
 
     def step(self) -> list[Token]:
-        """One pass; the tokens it lets out."""
+        """One pass; the tokens that are sent."""
         if not self.running:
             self._form_batch()
         tokens = self._end_cancelled()

@@ -147,7 +147,7 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def _decode_window(step: Pass, cache: KvCache) -> tuple[Tensor, Tensor] | None:
-    """Cache slots [B, L] the decoding requests look at, and which of them are theirs, [B, 1, 1, L]."""
+    """Cache slots [B, L] that the decoding requests attend to, and a mask of their own, [B, 1, 1, L]."""
     if not step.decoding:
         return None
     positions = step.positions[: step.decoding]
@@ -180,7 +180,7 @@ def _attend_decoding(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor,
 
 
 def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, start: int) -> Tensor:
-    """Several queries of one prompt: each sees what is cached before the chunk, and the chunk up to itself."""
+    """Several queries of one prompt: each attends to what is cached before the chunk, and to the chunk up to itself."""
     rows = query.shape[0]
     key, value = keys[slots].transpose(0, 1), values[slots].transpose(0, 1)
     seen = None

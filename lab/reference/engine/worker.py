@@ -25,7 +25,7 @@ def warn(message: str) -> None:
 
 
 def build_engine(parameters: Mapping[str, str]) -> tuple[Engine, Limits]:
-    """The engine that the `tensorrt_llm` model's parameters describe, and what it can hold.
+    """The engine described by the `tensorrt_llm` model's parameters, and its limits.
 
     Raises:
         ParameterError: with these parameters the backend would not load either.
@@ -87,7 +87,7 @@ class Worker:
         self._wake.set()
 
     def stop(self) -> None:
-        """End after the pass under way."""
+        """End after the current pass."""
         self._stopping = True
         self._wake.set()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""A vLLM worker whose steps last as long as a table says: those of a GPU, on a machine without one.
+"""A vLLM worker whose steps last as long as in a table: those of a GPU, on a machine without one.
 
 Run by vLLM in its own environment (``--worker-cls paced_worker.PacedWorker``). Scheduler, KV cache, sampling and
 servers are vLLM's own, and a small model is computed in each step; what remains of the step's time is slept. PACE names
@@ -19,7 +19,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 class PacedWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not in the environment that is checked
-    """The CPU's worker, held to the pace of another chip."""
+    """The CPU worker, at the pace of a GPU."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -31,7 +31,7 @@ class PacedWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not in the enviro
         self._ahead = self.scheduler_config.async_scheduling
 
     def init_device(self) -> None:
-        """The model runner computes each step when it is told to: it needs nothing of what runs beside a GPU."""
+        """The model runner computes each step synchronously: it needs nothing of what runs alongside a GPU."""
         self.scheduler_config.async_scheduling = False
         super().init_device()
         self.scheduler_config.async_scheduling = self._ahead
@@ -45,12 +45,12 @@ class PacedWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not in the enviro
         return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """End the step, not before the chip would have; where the engine looks ahead, it waits when it asks."""
+        """End the step, not before the GPU would have; if the engine schedules ahead, it waits for the result."""
         output = Awaited(super().sample_tokens(grammar_output), self._until_s)
         return output if self._ahead else output.get_output()
 
     def step_s(self, step: Any) -> float:
-        """Seconds that the chip would take for the tokens that the scheduler chose, a vLLM SchedulerOutput."""
+        """Seconds that the GPU would take for the scheduler's tokens, a vLLM SchedulerOutput."""
         before = step.scheduled_cached_reqs
         computed = dict(zip(before.req_ids, before.num_computed_tokens, strict=True))
         for request in step.scheduled_new_reqs:
@@ -71,13 +71,13 @@ class PacedWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not in the enviro
 
 
 class Awaited(AsyncModelRunnerOutput):  # type: ignore[misc]
-    """What a step gave, to be had from a point in time on."""
+    """The result of a step, available from a given time on."""
 
     def __init__(self, output: Any, until_s: float) -> None:
         self._output, self._until_s = output, until_s
 
     def get_output(self) -> Any:
-        """The output, once the chip would have it."""
+        """The output, once the GPU would have it."""
         time.sleep(max(0.0, self._until_s - time.perf_counter()))
         return self._output
 

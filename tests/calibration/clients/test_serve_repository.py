@@ -38,4 +38,4 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_what_the_repository_says_itself_cannot_be_given_again(tmp_path: Path, option: list[str]) -> None:
     folder = build_repository(tmp_path / "models", OPTIONS)
     said = serve("--repository", str(folder), *option).stderr
-    assert said == "error: --batching and --repository exclude each other: the repository says it itself\n"
+    assert said == "error: --batching and --repository exclude each other: the repository determines it\n"

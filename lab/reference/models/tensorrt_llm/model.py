@@ -59,7 +59,7 @@ class TritonPythonModel:
         self.excludes_prompt = parameters["exclude_input_in_output"] in ("True", "true", "TRUE", "1")
         self.engine, self.limits = build_engine(parameters)
         self.flights: dict[Request, Flight] = {}
-        self.ending = threading.Lock()  # a request is stopped or answered for good, not both at once
+        self.ending = threading.Lock()  # a request is either stopped or finally answered, never both
         self.own_numbers: Iterator[int] = itertools.count(FIRST_OWN_NUMBER)
         self.answers: queue.SimpleQueue[list[Token] | None] = queue.SimpleQueue()
         self.metrics = Metrics(pb_utils, args, self.engine)
@@ -127,7 +127,7 @@ class TritonPythonModel:
             for token in tokens:
                 try:
                     self._send_token(token)
-                except pb_utils.TritonModelException as error:  # one client's trouble must not silence the others
+                except pb_utils.TritonModelException as error:  # one client's failure must not affect the others
                     sys.stderr.write(f"[tensorrt_llm] a response was lost: {error}\n")
                     token.request.is_cancelled = True
             if time.monotonic() >= next_round_s:
@@ -137,7 +137,7 @@ class TritonPythonModel:
             _refuse(flight.sender, "the engine stopped before this request was done")
 
     def _next_tokens(self) -> list[Token] | None:
-        """What the engine made; nothing when it was silent for one round; None when it has stopped."""
+        """The engine's results; none if it was silent for one round; None if it has stopped."""
         try:
             return self.answers.get(timeout=HOUSEKEEPING_S)
         except queue.Empty:

@@ -10,13 +10,14 @@ from functools import partial
 import pytest
 
 from api.mcp_server import BESIDE
+from sizing.analyses.relax import only_together
 from sizing.cli.shapes import KEYS
 from sizing.cli.tables import PRINTED
 from sizing.numbers import milliseconds, significant
 from sizing.report.build import REMARKS, SECTIONS, loosened
 from sizing.report.model import SCHEMA, Report, ReportError, as_dict, as_json
 from sizing.report.write import WRITERS, render
-from sizing.text import LINES, Extras
+from sizing.text import LINES, Extras, ways_out_lines
 from tests.sizing.report_cases import (
     QUESTION,
     RATES,
@@ -117,6 +118,22 @@ def test_where_no_limit_alone_will_do_all_that_must_give_are_named() -> None:
     assert all(squeezed(nearest.candidate.label) in squeezed(text) for text in texts.values())
     cells = [cell for row in sheets(render(found, "xlsx"))["Answer"] for cell in row]
     assert all(any(cell == pytest.approx(1000 * limit.limit_s) for cell in cells) for limit in nearest.limits)
+
+
+def test_ways_out_in_words_have_the_figures_of_the_tables() -> None:
+    ttft, itl = ways(STRICT)[0]
+    lines = ways_out_lines(*ways(STRICT)[:1], None)
+    assert itl.smallest and itl.roomy and itl.candidate
+    said = [milliseconds(each.limit_s) for each in (itl.smallest, itl.limit, itl.roomy)]
+    assert lines[0] == f"{ttft.limit.name}: no value is enough alone, because another limit fails too"
+    assert lines[1].startswith(f"p95 ITL: {said[0]} instead of {said[1]}, with {itl.candidate.label}")
+    assert said[2] in lines[1]
+    alone, nearest = ways(STRICTER)
+    together = only_together(alone, nearest)
+    assert together is not None
+    (last,) = ways_out_lines((), together)
+    assert last.startswith("No single limit is enough: ") and together.candidate.label in last
+    assert all(f"{limit.name} of {milliseconds(limit.limit_s)}" in last for limit in together.limits)
 
 
 def test_limits_together_are_said_only_where_they_are_needed() -> None:

@@ -297,7 +297,7 @@ def _rows(path: Path, study: Sequence[StudyScenario], inputs: str) -> dict[int, 
     """The complete rows of the file, by place; empty when it does not exist."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ScenarioError(f"--out {path}: is no file that could hold a table of results; give another name")
+            raise ScenarioError(f"--out {path}: not a file that can hold results; give another name")
         held = path.read_bytes()
         text = held[: held.rfind(b"\n") + 1].decode()  # the last row may be cut off, even inside a letter
     except FileNotFoundError:
@@ -312,11 +312,11 @@ def _rows(path: Path, study: Sequence[StudyScenario], inputs: str) -> dict[int, 
         place = int(row["scenario"]) - 1 if re.fullmatch("[0-9]{1,9}", row["scenario"]) else -1
         where = f"{path}: row {row['scenario'][:LONGEST_QUOTE]}"
         if not 0 <= place < len(study) or _question(row) != _texts(study[place].given):
-            raise ScenarioError(f"{where} is of another study; give --out another name")
+            raise ScenarioError(f"{where} belongs to another study; give --out another name")
         if row["inputs"] != inputs:
             raise ScenarioError(
-                f"{where} is of another study: the same question, but other points or another version of this package; "
-                "give --out another name"
+                f"{where} belongs to another study: the same question, but other points or another version of this "
+                "package; give --out another name"
             )
         rows[place] = {column: row[column] for column in COLUMNS}
     return rows
@@ -327,7 +327,7 @@ def _table(path: Path, text: str) -> list[dict[str, str]]:
     with suppress(csv.Error):
         if tuple(reader.fieldnames or ()) == COLUMNS:
             return list(reader)
-    raise ScenarioError(f"{path}: is no table of results of this version; give --out another name")
+    raise ScenarioError(f"{path}: not a table of results of this version; give --out another name")
 
 
 def _replace(path: Path, rows: Mapping[int, Mapping[str, str]]) -> None:

@@ -129,7 +129,7 @@ def busiest_rate_per_s(trace: Trace) -> float:
     """Requests/s of the busiest hour; for a trace shorter than an hour its mean. Raises TraceError if all requests
     arrive at once, which is no rate."""
     if not trace.span_s:
-        raise TraceError("all requests of the trace arrive at once: at no rate that could be sized for")
+        raise TraceError("all requests of the trace arrive at once, which is no rate to size for: check its times")
     most = max(hour.last - hour.first for hour in hours(trace))
     return max(most / HOUR_S, trace.rate_per_s) if trace.span_s >= HOUR_S else trace.rate_per_s
 

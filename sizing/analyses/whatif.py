@@ -123,7 +123,7 @@ class AtTp:
             heads = f"{before.model.name} has {before.model.heads} attention heads"
             raise ScenarioError(f"tp: {heads}, which {self.to} does not divide")
         if before.layout.lanes > 1 or before.layout.ep > 1:
-            raise ScenarioError(f"tp: of a replica in {before.layout}, ask for the other layout by name (--layout)")
+            raise ScenarioError(f"tp: the replica has the layout {before.layout}; ask for another one with --layout")
         after = replace(before, layout=Layout(self.to))
         if after == before:
             return setup.unchanged(f"a replica already has TP{self.to}")

@@ -74,7 +74,7 @@ def report_command(plan: Path, out: Path, daily: bool | None, json_: bool, **cov
 def with_daily(found: Report, plan: Path, daily: bool | None) -> Report:
     """The report with its day, or without; None leaves it as it is. Raises ReportError where there is none to show."""
     if daily and found.answer and found.day is None:
-        raise ReportError(f"{line(str(plan))}: no day in it; make the plan with --daily and its 24 hourly rates")
+        raise ReportError(f"{line(str(plan))}: it has no day; make the plan with --daily and 24 hourly rates")
     return dataclasses.replace(found, day=None) if daily is False else found
 
 
@@ -120,7 +120,7 @@ def deploy_command(
     --disaggregated. keda, hpa: a ScaledObject or HorizontalPodAutoscaler that follows the requests per replica.
     """
     if json_ and out is None:
-        raise click.UsageError("--json names the files that --out writes")
+        raise click.UsageError("--json needs --out: it names the files that are written")
     try:
         deployment = deployment_in(plan, model_path, name, namespace)
         files = FORMATS[kind](deployment)
@@ -130,7 +130,7 @@ def deploy_command(
         click.echo(f"note: {ONE_FLEET}", err=True)
     if out is None:
         if len(files) > 1:
-            raise click.UsageError(f"{kind} is {' and '.join(files)}: name a folder with --out")
+            raise click.UsageError(f"{kind} makes {' and '.join(files)}: name a folder with --out")
         click.echo(next(iter(files.values())), nl=False)
         return
     written = write_files(files, out)

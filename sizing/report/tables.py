@@ -263,7 +263,7 @@ def goodput(report: Report) -> Table:
             )
             for row in report.goodput
         ),
-        empty="Not asked.",
+        empty="Not requested.",
         note=GOODPUT_JUDGED,
     )
 

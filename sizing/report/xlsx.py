@@ -279,7 +279,7 @@ HOW = (
     "Change a yellow cell and everything below follows. The capacity of a replica stays as computed for the planned "
     "load and lengths; for other lengths or limits ask the planner again."
 )
-SIMULATED = "What a replica carries of sessions is simulated, for this number: for another ask the planner again."
+SIMULATED = "Sessions were simulated for this number of them: for another one ask the planner again."
 ADDED = "Added: replicas beyond the quotient, if latencies jump just above the planned load. Usually 0."
 
 
@@ -388,7 +388,7 @@ TCO_COLUMNS = (
     *("Requests per Second", "Tokens per Second", "ISL_OSL", "Concurrency"),
 )
 
-NO_ONE_LENGTH = "Such sheets take requests of one ISL and OSL each; turns of a session grow. See the sheet Sessions."
+NO_ONE_LENGTH = "Such a sheet needs one ISL and OSL, but the turns of a session grow. See the sheet Sessions."
 
 
 def tco(report: Report) -> Table:

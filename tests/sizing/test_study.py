@@ -293,7 +293,7 @@ def test_a_disk_that_is_full_in_the_middle_is_one_line(folder: Path, tmp_path: P
 @pytest.mark.parametrize("row", ["9" * 5000, "²", "", "x,y", '"' + 200_000 * "x" + '"'])
 def test_rows_that_no_study_wrote(folder: Path, tmp_path: Path, row: str) -> None:
     (tmp_path / "out.csv").write_text(",".join(COLUMNS) + f"\n{row}\nx\n")
-    with pytest.raises(ScenarioError, match=r"another study|no table of results") as caught:
+    with pytest.raises(ScenarioError, match=r"another study|not a table of results") as caught:
         study(folder, "--out", str(tmp_path / "out.csv"))
     assert len(str(caught.value)) <= 290
 

@@ -129,8 +129,8 @@ class ServerPlan(Strict):
     def _of_its_protocol(cls, url: str, info: ValidationInfo) -> str:
         openai = info.data.get("protocol") == "openai"
         found = (_BASE_URL if openai else _ADDRESS).fullmatch(url)
-        if "@" in url:
-            return url  # refused below, where its password is not shown
+        if "@" in url or "?" in url:
+            return url  # refused below, where what may be a secret is not shown
         if found is None and openai:
             raise ValueError("http://host:port or https://host is needed, an IPv6 address in brackets")
         if found is None:
@@ -154,6 +154,8 @@ class ServerPlan(Strict):
             name = "url" if "@" in self.url else "metrics_url"
             remedy = ": name its variable as api_key_env" * (self.protocol == "openai")
             raise ValueError(f"{name}: a user or password would be stored with the plan{remedy}")
+        if "?" in self.url:
+            raise ValueError("url: a query would be stored with the plan: leave it out")
         if self.metrics_url and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.metrics_url):
             raise ValueError("metrics_url: http://host:port/metrics is needed")
         if self.protocol != "openai":

@@ -157,12 +157,16 @@ def _version(connection: sql.Connection) -> int:
     if not sql.inspect(connection).has_table(_schema.name):
         return 0
     version = connection.execute(sql.select(sql.func.max(_schema.c.version))).scalar() or 0
+    if not isinstance(version, int):
+        raise StoreError(
+            f"database {_name(connection.engine.url)}: it has no version: it is damaged; restore a copy of it"
+        )
     if version > SCHEMA:
         raise StoreError(
             f"database {_name(connection.engine.url)}: written by a newer version of this program (tables of version "
             f"{version}, this one knows {SCHEMA}): update the program"
         )
-    return int(version)
+    return version
 
 
 def _upgrade(connection: sql.Connection) -> None:

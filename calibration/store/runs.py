@@ -331,6 +331,9 @@ class Run:
     owner: str
 
 
+_RUN = TypeAdapter(Run)
+
+
 class Store:
     """The database of runs and points. Tables are created, or upgraded, on first use.
 
@@ -548,7 +551,11 @@ def _run(row: sql.RowMapping) -> Run:
     owner = Owner(row["host"], row["pid"], row["born"])
     lost = row["state"] in LIVE and not owner.lives(row["silent_s"])
     told = {"state": "lost" if lost else row["state"], "owner": str(owner) if owner.pid else ""}
-    return Run(**{field.name: {**row, **told}[field.name] for field in fields(Run)})
+    try:
+        return _RUN.validate_python({field.name: {**row, **told}[field.name] for field in fields(Run)})
+    except ValidationError as error:
+        fault = clean(str(first_fault(error)))
+        raise StoreError(f"the store holds an impossible value: run {row['id']}, column {fault}") from None
 
 
 def _now() -> str:

@@ -140,6 +140,7 @@ def test_a_faulty_plan_is_one_line_naming_file_and_key(text: str, says: str, tmp
         MINIMAL + "server: {metrics_url: 'http://me:secret@h:8002/metrics'}",
         MINIMAL + "server: {metrics_url: 'ftp://me:secret@h/metrics'}",
         OPENAI.format("http://me:secret@h:1"),
+        OPENAI.format("http://h:1/v1?key=secret"),
         OPENAI.format("ftp://me:secret@h:1"),
         OPENAI.format("h', headers: {X-Api-Key: 1234secret}, ca_file: 'c"),
         OPENAI.format("h', headers: {X-Api-Key: 537237}, ca_file: 'c"),

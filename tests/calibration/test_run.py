@@ -20,7 +20,9 @@ from calibration.plan import DeploymentPlan, Level, PlanFile, level_key, parse_p
 from calibration.records import Measurement
 from calibration.run import Listener, Sweep, resume, run
 from calibration.store import Store
+from calibration.store.runs import cleaned
 from calibration.target import Described, Target, deployment, prepare
+from sizing.points import Point
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ENGINE, Script, subprocess_server
 from tests.calibration.server_view.test_server_view import serving
@@ -326,6 +328,13 @@ def test_what_nobody_says_of_the_deployment_must_be_added() -> None:
 def test_the_plans_word_goes_before_the_servers() -> None:
     found = deployment(DeploymentPlan(gpu="h200_sxm", max_batch_size=64), ENGINE | {"max_batch_size": "8"})
     assert (found.model, found.gpu, found.max_batch_size, found.pp) == ("toy", "h200_sxm", 64, 1)
+
+
+def test_a_version_with_a_line_break_is_known_again() -> None:
+    """A resumed run compares what the server says with what the store has kept, which is one line."""
+    found = deployment(DeploymentPlan(), ENGINE | {"engine_version": "b1234\n"})
+    kept = Point(**found._asdict(), isl=6, osl=4, load_kind="concurrency", load_value=1, requests_per_s=1)
+    assert cleaned(kept).deployment == found
 
 
 def test_what_is_assumed_gives_way_to_the_server() -> None:

@@ -238,7 +238,7 @@ def test_a_server_that_dies_leaves_its_points_and_one_line() -> None:
 def test_a_wrong_key_is_one_line_without_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with openai_server(Manners(key=KEY, echoes_key=True)) as server:
         assert "it asks for a key" in refused(size(server.url, model=MODEL))
-        assert "--api-key-env names a variable that is not set" in refused(
+        assert "--api-key-env names an environment variable that is unset" in refused(
             size(server.url, model=MODEL, api_key_env="NO_SUCH_KEY")
         )
         monkeypatch.setenv("SERVER_KEY", f"{KEY}-not")
@@ -246,6 +246,11 @@ def test_a_wrong_key_is_one_line_without_the_key(monkeypatch: pytest.MonkeyPatch
     line = refused(result)
     assert "HTTP 401" in line and KEY not in result.output
     assert Store().runs() == []
+
+
+def test_a_variable_without_a_name_and_certificates_that_are_not_there_are_named_by_their_options() -> None:
+    assert "api_key_env must be the name of an environment variable" in refused(size("127.0.0.1:9", api_key_env=""))
+    assert "error: --ca-file: " in refused(size("https://127.0.0.1:9", ca_file="absent.pem"))
 
 
 def test_a_server_that_ends_answers_early_is_told_at_once() -> None:

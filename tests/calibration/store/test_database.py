@@ -181,3 +181,18 @@ def test_what_others_wrote_into_the_store_is_checked(store: Store, database_url:
     altered(database_url, f"UPDATE points SET {change}")
     with pytest.raises(StoreError, match=f"impossible value: .*{says}"):
         store.measurements(run_id)
+
+
+def test_a_run_that_others_wrote_is_checked(store: Store, database_url: str) -> None:
+    store.create_run("plan")
+    altered(database_url, "UPDATE runs SET state = 'exploded'")
+    with pytest.raises(StoreError, match="impossible value: run 1, column state"):
+        store.runs()
+
+
+def test_a_version_that_is_no_number_is_a_damaged_store(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'points.db'}"
+    Store(url)
+    altered(url, "UPDATE schema SET version = 'six'")
+    with pytest.raises(StoreError, match="it has no version: it is damaged"):
+        Store(url)

@@ -36,8 +36,8 @@ ERROR_SHARE = 0.01
 BUSY_SHARE = (0.9, 1.05)
 TOKENS_PER_CHUNK = 1.05
 PREFIX_FOUND = "prefix_tokens_found_mean"
-HEALTH_UNKNOWN = "client's health unknown: the file does not say how busy the load generator was"
-WHOLE_RUN = "rates are of the whole run, including start and drain"
+HEALTH_UNKNOWN = "client's health unknown: how busy the load generator was is not in the file"
+WHOLE_RUN = "rates are of the whole run, its start and drain included"
 OF_PROMPTS = ndtri((np.arange(200) + 0.5) / 200)
 """Standard normal deviates of prompts whose mean and variation alone are known."""
 _POINTS = TypeAdapter(Point)
@@ -169,13 +169,11 @@ def held_back(limit: int) -> str:
 def _remarks_on_summary(summary: ImportedSummary, load: Offered, osl: float) -> list[str]:
     found = [WHOLE_RUN, HEALTH_UNKNOWN, *_on_percentiles(summary)]
     if load.open_loop and summary.late_mean_s is None:
-        found.append("the file does not say how late requests were sent: latencies count from the sending")
+        found.append("how late requests were sent is not in the file: latencies are from the sending")
     chunk = summary.tokens_per_chunk
     if chunk is not None and chunk > TOKENS_PER_CHUNK and osl > chunk:
         low = 1 - (osl - chunk) / (osl - 1)
-        found.append(
-            f"{chunk:.1f} tokens per response: ITL is too low by about {low:.1%}, for those in the first response"
-        )
+        found.append(f"{chunk:.1f} tokens a response: ITL is too low by about {low:.1%}, for those that came first")
     return found
 
 
@@ -185,7 +183,7 @@ def _on_percentiles(summary: ImportedSummary) -> list[str]:
         needed = ", ".join(f"p{q} needs {samples_needed(q)}" for q in lacking)
         return [f"percentiles left out: {summary.requests} requests are too few, {needed}"]
     if summary.requests is None and any(samples_needed(q) > 1 for q in summary.given):
-        return ["the number of requests is not in the file: it may be too small for the percentiles"]
+        return ["the number of requests is not in the file: percentiles may be of too few"]
     return []
 
 
@@ -223,11 +221,11 @@ HELD_SHARE, FEW_USERS = 0.8, 2
 UNSTREAMED = "only streamed requests can be used"
 MOST_IN_RESPONSE = 16
 """Most tokens that servers put into one response of a stream if they are asked for fewer responses."""
-EVENLY = "the file has no times of single tokens: they are spread evenly from first to last, without gaps"
+EVENLY = "times of single tokens are not in the file: spread evenly from first to last, gaps left out"
 OF_CLIENT = ("client_cores", "busiest_core", "processes", "loop_lag_p99_s")
 OF_LATENESS = ("late_p50_s", "late_p99_s", "late_max_s")
 OSL_AGREES = 0.01
-SHORT = "too few requests to cut off start and drain: both are in the window"
+SHORT = "too few requests to cut start and drain off: both are in the window"
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,11 +427,11 @@ def _remarks_on_run(run: ImportedRun, known: KnownFacts, offered: Offered, log: 
     found = [HEALTH_UNKNOWN]
     counted = float(log.tokens[log.tokens > 0].mean())
     if known.osl and abs(counted - known.osl) > OSL_AGREES * known.osl:
-        found.append(f"OSL is the given {known.osl:g}, but answers have {counted:.4g} tokens on average")
+        found.append(f"OSL is the caller's {known.osl:g}, the answers have {counted:.4g} tokens on average")
     if any(request.evenly > 2 for request in run.requests):
         found.append(EVENLY)
     if run.load is None and not (known.concurrency or known.rate):
-        found.append(f"the load is not in the file: {offered.value:g} requests were in flight")
+        found.append(f"load not named in the file: {offered.value:g} requests in flight")
     if offered.open_loop and not run.late_known:
-        found.append("the file does not say how late requests were sent: latencies count from the sending")
+        found.append("how late requests were sent is not in the file: latencies are from the sending")
     return found

@@ -121,7 +121,7 @@ def test_guidellms_tpot_and_vllms_itl_are_never_taken_for_itl() -> None:
     assert imported("guidellm_v2.json").itl_mean_s == pytest.approx(0.01)
     vllm = imported("vllm.json")
     assert vllm.itl_mean_s == pytest.approx(0.01)
-    assert "4.0 tokens per response" in vllm.notes
+    assert "4.0 tokens a response" in vllm.notes
     assert "weighted by tokens" in imported("guidellm_v2.json").notes
 
 
@@ -283,7 +283,7 @@ def test_what_the_caller_says_goes_before_the_file() -> None:
         ("aiperf.csv", {"concurrency": 8, "model": None}, "give --model"),
         ("perf_analyzer.csv", {}, "give --isl, --osl"),
         ("op_stats.csv", {}, "give --concurrency N or --rate R"),
-        ("aiperf.json", {"concurrency": 8, "rate": 2.0}, "give one of them"),
+        ("aiperf.json", {"concurrency": 8, "rate": 2.0}, "exclude each other"),
         ("perf_analyzer.csv", {**LENGTHS, "concurrency": 8}, "has 2 load levels of its own"),
         ("aiperf.json", {"tp": 0}, "key 'tp'"),
         ("aiperf.json", {"cluster": "x"}, "key 'cluster'"),
@@ -302,5 +302,5 @@ def test_a_kind_that_is_asked_for_must_be_the_files() -> None:
     )
     with pytest.raises(FileError, match=r"vllm\.json: not a file of aiperf"):
         read(FILES / "vllm.json", kind="aiperf", deployment=DEPLOYMENT)
-    with pytest.raises(FileError, match="there are aiperf, genai-perf"):
+    with pytest.raises(FileError, match="the kinds are aiperf, genai-perf"):
         read(FILES / "vllm.json", kind="jmeter", deployment=DEPLOYMENT)

@@ -161,7 +161,7 @@ def test_text_is_made_to_length_with_a_tokenizer_and_what_the_server_adds(tmp_pa
         found = met(server, path, endpoint="chat")
         source = RequestSource(LengthsPlan(isl=30, osl=4), path, False, (0,), found.seen)
         request = next(source.requests())
-        with pytest.raises(PlanError, match="the server puts 5 around each"):
+        with pytest.raises(PlanError, match="the server adds 5 to each"):
             next(RequestSource(LengthsPlan(isl=5, osl=4), path, False, (0,), found.seen).requests())
     assert request.isl == 30
     assert len(Tokenizer.from_file(str(path)).encode(request.prompt).ids) == 25
@@ -327,7 +327,7 @@ def test_https_with_an_authority_of_ones_own(tmp_path: Path) -> None:
             met(server)
         (tmp_path / "none.pem").write_text("no certificate")
         for wrong in ("none.pem", "absent.pem"):
-            with pytest.raises(PlanError, match=r"server.ca_file: .* cannot be read as certificates"):
+            with pytest.raises(PlanError, match=r"server.ca_file in the plan: .* cannot be read as certificates"):
                 met(server, ca_file=str(tmp_path / wrong))
     assert "\n" not in str(refused.value)
 
@@ -336,18 +336,18 @@ def test_https_with_an_authority_of_ones_own(tmp_path: Path) -> None:
     ("manners", "says"),
     [
         (Manners(raw=b"\x00\x01garbage\r\n\r\n"), "does not speak HTTP"),
-        (Manners(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\ndata: \xff\xfe\n\n\n\n"), "no stream of events"),
+        (Manners(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\ndata: \xff\xfe\n\n\n\n"), "not a stream of events"),
         (
             Manners(raw=b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"choices": 1}'),
-            "no stream of events but '{\"choices\": 1}'",
+            "not a stream of events but '{\"choices\": 1}'",
         ),
-        (Manners(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" + b"data: [[[[[[[["), "no stream of events"),
+        (Manners(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" + b"data: [[[[[[[["), "not a stream of events"),
         (Manners(dribbles=True), "no complete answer within 0.5 s"),
         (Manners(raw=b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"), "try endpoint: chat"),
         (Manners(refuses=("max_tokens",)), "refuses every kind of request"),
         (Manners(pages={"/v1/models": {"data": [{"id": "other"}]}}), "does not list a model 'toy', only other"),
-        (Manners(pages={"/v1/models": [1, 2]}), "no list of models"),
-        (Manners(pages={"/v1/models": b"[" * 100_000}), "no list of models"),
+        (Manners(pages={"/v1/models": [1, 2]}), "is not a list of models"),
+        (Manners(pages={"/v1/models": b"[" * 100_000}), "is not a list of models"),
     ],
 )
 def test_a_server_that_cannot_be_measured_is_one_line(manners: Manners, says: str) -> None:

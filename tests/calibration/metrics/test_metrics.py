@@ -280,7 +280,10 @@ def test_other_lengths_than_the_level_has_are_told() -> None:
     load = lasting_loop(8, 20, lambda at_s, number: 1.0)
     planned = replace(level(8), lengths=Lengths(float(load.log.isl.mean()), 2 * float(load.log.osl.mean())))
     notes = measurement(load, planned, DEPLOYMENT, source="test").point.notes
-    assert f"mean OSL of {load.log.osl.mean():.4g}, not {planned.lengths.osl:.4g}" in notes and "mean ISL" not in notes
+    assert (
+        f"mean OSL of {load.log.osl.mean():.4g} instead of {planned.lengths.osl:.4g}" in notes
+        and "mean ISL" not in notes
+    )
     # A window of sessions begins with their first turns, which are shorter than the mean of all.
     turns = replace(load, log=replace(load.log, turn=np.ones(len(load.log), np.int64)))
     assert "mean OSL" not in measurement(turns, planned, DEPLOYMENT, source="test").point.notes

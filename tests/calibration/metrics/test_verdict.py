@@ -117,7 +117,7 @@ def test_a_reason_tells_the_numbers() -> None:
     load = queue(np.random.default_rng(0), 300, 2.0, 8, settle=50)
     came, stays = load.issued / load.duration_s, reasons(load, level(16, "poisson_rate"))
     assert stays.startswith("overloaded: ")
-    assert f"of {came:.4g} arrived" in stays
+    assert f" of {came:.4g} requests/s finished" in stays
 
 
 @pytest.mark.parametrize(("late_s", "expected"), [(0.0, "steady"), (0.003, "steady"), (0.02, "client_limited")])

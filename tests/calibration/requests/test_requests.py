@@ -187,7 +187,11 @@ def test_lengths_drawn_below_what_the_tokenizer_can_make_are_its_shortest_prompt
 def test_prompts_that_a_chat_template_is_longer_than_are_refused() -> None:
     """The server puts 90 tokens around each prompt: of 50 on average none can be made, of 300 nearly all."""
     seen = ServerCount(added=90)
-    for isl, cv, says in ((50, 0.3, "the 90 tokens that the server puts around"), (100, 0.3, "isl"), (50, 0, "around each")):
+    for isl, cv, says in (
+        (50, 0.3, "the 90 tokens that the server puts around"),
+        (100, 0.3, "isl"),
+        (50, 0, "the server adds 90"),
+    ):
         with pytest.raises(PlanError, match=says):
             take(1, RequestSource(LengthsPlan(isl=isl, osl=8, isl_cv=cv), None, False, (0,), seen))
     sent = take(300, RequestSource(LengthsPlan(isl=300, osl=8, isl_cv=0.3), None, False, (0,), seen, evenly=True))

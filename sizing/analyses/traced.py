@@ -34,7 +34,7 @@ FIRST_STEP = 0.06
 """Share of the fleet by which the search first departs from where it starts; each further step is twice as long."""
 FARTHEST = 64
 """The search ends at this many times the replicas that the formula gives."""
-PACE = 0.02
+PACE = 0.05
 """Relative error of the pace up to which a fleet serves a trace."""
 DRAWS = 2000
 FEWEST_BLOCKS = 8

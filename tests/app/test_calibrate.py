@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 from calibration import jobs
 from calibration.plan import parse_plan
 from calibration.store import DATABASE_VARIABLE, Store
-from calibration.store.work import enqueue, requeue
+from calibration.store.work import accept, discard, enqueue, requeue
 from sizing import planner
 from sizing.candidates import from_fit
 from sizing.fitting import fit
@@ -155,7 +155,7 @@ def test_without_a_measured_deployment_the_advice_is_where_to_begin(calibrate: C
 def test_points_that_wait_are_named_and_not_counted(calibrate: Callable[..., AppTest], store: Store) -> None:
     waiting(store)
     app = calibrate("coverage")
-    assert "6 points await acceptance" in words(app)
+    assert "Awaiting acceptance, and not counted here: 6 points" in words(app)
     assert app.title[0].value == "No points measured yet"
 
 
@@ -177,7 +177,7 @@ def test_where_starting_is_off_the_plan_is_there_to_run_by_hand(
     monkeypatch.delenv(jobs.ALLOW_VARIABLE, raising=False)
     app = calibrate("new", isl="700", osl="90", isl_cv="0.4")
     assert not any(label.startswith("Start") for label in labels(app))
-    assert "Starting runs from this page is off" in words(app) and f"{jobs.ALLOW_VARIABLE}=1" in words(app)
+    assert "Runs cannot be started from this page" in words(app) and f"{jobs.ALLOW_VARIABLE}=1" in words(app)
     text, command = app.main.code[0].value, app.main.code[1].value
     plan = parse_plan(text).plan
     assert [level.value for level in plan.levels()] == [1, 5, 21, 89, 1]
@@ -199,7 +199,7 @@ def test_only_servers_on_the_list_can_be_picked_and_minutes_are_told_before(
     assert server.options == ["gpu-7:8001"]
     speaks(app, "grpc")
     app.main.multiselect[0].set_value([8, 2])
-    next(box for box in app.main.number_input if box.label == "Longest time per level (s)").set_value(60)
+    next(box for box in app.main.number_input if box.label == "Time limit per level (s)").set_value(60)
     next(box for box in app.main.number_input if box.label == "TP (GPUs)").set_value(4)
     app.run()
     assert "At most 16 GPU-minutes of measuring." in words(app)  # 4 levels of a minute on 4 GPUs
@@ -251,7 +251,7 @@ def test_a_server_is_sized_for_the_question_of_the_page(
     app = calibrate("size", ttft="p95:1s", isl="700", osl="90", rate="12")
     assert "12 requests/s" in words(app) and "700 tokens in and 90 out, p95 TTFT within 1,000 ms" in words(app)
     speaks(app, "openai")
-    assert "An OpenAI server does not tell its GPU" in words(app) and not labels(app)
+    assert "An OpenAI-compatible server does not report its GPU" in words(app) and not labels(app)
     next(box for box in app.main.text_input if box.label == "GPU").set_value("h200_sxm")
     next(box for box in app.main.number_input if box.label == "TP (GPUs)").set_value(2)
     next(box for box in app.main.number_input if box.label == "Minutes of load").set_value(5.0)
@@ -275,7 +275,7 @@ def test_what_a_server_speaks_is_found_once_in_a_visit(
     with openai_server() as server:
         monkeypatch.setenv(jobs.TARGETS_VARIABLE, server.url.removeprefix("http://"))
         app = calibrate("new")
-        assert f"An OpenAI server answers at {server.url.removeprefix('http://')}" in words(app)
+        assert f"An OpenAI-compatible server answers at {server.url.removeprefix('http://')}" in words(app)
         asked = len(server.heads)
         next(box for box in app.main.selectbox if box.label == "Endpoint").set_value("chat").run()
         assert len(server.heads) == asked == 1
@@ -326,7 +326,7 @@ def test_points_are_accepted_only_after_they_were_seen_and_then_answers_rest_on_
     fitted = fit(POINTS)
     worst = max(abs(error.requests_per_s_error) for error in fitted.errors)
     assert (
-        f"requests/s within {percent(worst, 1)} at every one, {percent(fitted.leave_one_out, 1)} in the median"
+        f"requests/s within {percent(worst, 1)} at every point, median error {percent(fitted.leave_one_out, 1)} "
         in words(app)
     )
     assert len(app.get("plotly_chart")) == 3 and "points within 10 %" in app.get("plotly_chart")[0].proto.alt
@@ -352,6 +352,26 @@ def test_void_and_distrusted_points_are_listed(calibrate: Callable[..., AppTest]
 def test_all_points_void_is_said(calibrate: Callable[..., AppTest], store: Store) -> None:
     waiting(store, [replace(POINTS[0], verdict="errors")])
     assert "Every point is void" in words(calibrate("runs"))
+
+
+def test_a_decision_of_another_browser_is_told_and_kept(calibrate: Callable[..., AppTest], store: Store) -> None:
+    run_id = waiting(store, [replace(POINTS[0], verdict="errors")])
+    app = calibrate("runs")
+    accept(store, run_id)
+    press(app, "Discard")
+    assert store.run(run_id).discarded == 0
+    assert "(points accepted: 1, discarded: 0, awaiting acceptance: 0)" in words(app)
+    assert "has changed" not in words(press(app, "Discard these points")) and store.run(run_id).discarded == 1
+    accept(store, run_id)
+    discard(store, run_id)
+    assert "has changed" not in words(press(app, "Accept 1 point")) and store.run(run_id).discarded == 0
+
+
+def test_an_impossible_value_in_the_store_is_one_line(calibrate: Callable[..., AppTest], store: Store) -> None:
+    waiting(store)
+    with store.database.writing() as connection:
+        connection.exec_driver_sql("UPDATE points SET tp = -3")
+    assert "The store holds an impossible value: a point of run 1, column tp" in words(calibrate("runs"))
 
 
 def test_a_run_that_goes_on_shows_how_far_and_can_be_stopped(
@@ -432,14 +452,14 @@ def table(points: list[object]) -> bytes:
 
 def test_a_file_is_seen_before_it_is_taken_in(calibrate: Callable[..., AppTest], store: Store) -> None:
     app = uploaded(calibrate("import"), "../../points.csv", table(POINTS))
-    assert "**points.csv: 6 points**, 0 of them void. Measured 2026-11-20." in words(app)
+    assert "**points.csv: 6 points**, 0 void. Measured 2026-11-20." in words(app)
     assert store.runs() == [] and len(app.get("plotly_chart")) == 3
     press(app, "Accept 6 points")
     assert store.points() == POINTS
     assert store.run(1).label == "imported from points.csv"
-    assert "Run 1 holds the points." in words(app) and "All 6 points are accepted" in words(app)
+    assert "Run 1 holds the points." in words(app) and "All points are accepted (6)" in words(app)
     again = press(uploaded(calibrate("import"), "points.csv", table(POINTS)), "Accept 6 points")
-    assert "had these points already" in words(again) and len(store.runs()) == 1
+    assert "already had these points" in words(again) and len(store.runs()) == 1
 
 
 def test_a_file_that_is_taken_in_or_left_behind_is_not_held(

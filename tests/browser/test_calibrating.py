@@ -69,7 +69,7 @@ def await_the_points(page: Page, setting: Setting) -> int:
     The load generator refuses to measure where it fell behind its mock, and a level without an answer has no point,
     which on a busy machine may be the one of random arrivals: tests/calibration prove both.
     """
-    points = page.get_by_text(re.compile(r"\d points await acceptance\."))
+    points = page.get_by_text(re.compile(r"Awaiting acceptance: \d points?\."))
     resume = page.get_by_role("button", name=re.compile("^Resume"))
     for _ in range(3):
         try:
@@ -79,7 +79,7 @@ def await_the_points(page: Page, setting: Setting) -> int:
             raise
         if points.is_visible():
             found = setting.store.run(1).points
-            expect(points).to_contain_text(f"{found} points await acceptance.")
+            expect(points).to_contain_text(f"Awaiting acceptance: {found} point")
             return found
         assert setting.store.run(1).state in ("failed", "lost")
         resume.click()
@@ -114,7 +114,7 @@ def start_a_run(page: Page) -> None:
         expect(main.get_by_text(last, exact=True)).to_have_count(0)
         rested(page)
     levels.press("Escape")
-    longest = main.get_by_label("Longest time per level (s)", exact=True)
+    longest = main.get_by_label("Time limit per level (s)", exact=True)
     longest.fill("2")
     longest.press("Enter")
     expect(page.get_by_role("button", name="Start: at most 0.133 GPU-minutes of measuring")).to_be_visible()
@@ -137,14 +137,14 @@ def test_a_run_started_in_one_browser_is_accepted_in_another_and_the_answer_rest
     assert setting.store.run(1).state == "done" and points >= 2
     if as_of_a_quiet_machine(setting):
         second.reload()
-        expect(second.get_by_text(f"{points} points await acceptance.")).to_be_visible()
+        expect(second.get_by_text(f"Awaiting acceptance: {points} points.")).to_be_visible()
     assert {point.verdict for point in setting.store.points(1)} <= {"", "steady"}
     expect(second.locator(".js-plotly-plot")).to_have_count(3)
     unanswered = visit(browser, setting.link(""))
     expect(unanswered.get_by_role("heading", level=1)).to_have_text("Choose a GPU or measure one")
 
     second.get_by_role("button", name=f"Accept {points} points").click()
-    expect(second.get_by_text(f"All {points} points are accepted")).to_be_visible()
+    expect(second.get_by_text(f"All points are accepted ({points})")).to_be_visible()
     second.get_by_role("link", name="Curves").click()
     expect(second.get_by_role("heading", level=1)).to_contain_text("requests/s under this SLA")
     second.get_by_text("Measured points", exact=True).click()

@@ -38,7 +38,10 @@ def page(scenario: Scenario) -> None:
         st.warning(plain(problem), title="Measured points could not be read")
     shown = chosen("View", VIEWS, "calibrate")
     _tell(shown, runs)
-    _draw(shown, store, scenario, runs)
+    try:
+        _draw(shown, store, scenario, runs)
+    except CalibrationError as error:  # somebody else wrote an impossible value, or removed the run just now
+        st.error(plain(sentence_case(str(error))), title="This cannot be shown", icon=":material/database_off:")
 
 
 def _title(runs: list[Run]) -> str:

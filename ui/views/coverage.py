@@ -26,7 +26,7 @@ from ui import answers
 from ui.link import PREFIX
 from ui.scenario import Scenario
 from ui.views import new_run
-from ui.views.runs import review, show_run
+from ui.views.runs import review, several, show_run
 from ui.visit import let_go, visit
 from ui.words import BASIS_HELP, BASIS_LOOK, plain
 
@@ -39,7 +39,7 @@ ENOUGH = 2
 def coverage_view(scenario: Scenario, waiting: int) -> None:
     """`waiting` points of the store are not accepted yet."""
     if waiting:
-        st.info(f"{waiting} points await acceptance and are not counted here: see Runs.")
+        st.info(f"Awaiting acceptance, and not counted here: {several(waiting)}. See Runs.")
     if points := answers.measured_points().points:
         _measured(points)
     else:
@@ -57,12 +57,14 @@ def _measured(points: Sequence[Point]) -> None:
         height=ROW_PX * min(len(table), ROWS_SEEN) + HEADER_PX,
         column_config={
             "Deployment": st.column_config.TextColumn(width="large"),
-            "Levels (users)": st.column_config.TextColumn(help="Closed loops that are not void."),
+            "Levels (users)": st.column_config.TextColumn(help="Concurrency levels (closed loops) that are not void."),
             "Open loops": st.column_config.NumberColumn(
-                help="At a rate. Those that the server kept up with are fitted; what verifies a plan is predicted "
-                "without itself."
+                help="Levels at a request rate. Those that the server kept up with are fitted; a level that verifies "
+                "a plan is predicted without it."
             ),
-            "Basis of answers": st.column_config.TextColumn(help="Inside the range measured; outside: extrapolated."),
+            "Basis of answers": st.column_config.TextColumn(
+                help="Inside the measured range; outside it: extrapolated."
+            ),
         },
         alt=f"What has been measured: {len(points)} points in {len(table)} rows of deployment and lengths",
     )
@@ -98,7 +100,7 @@ def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
         "Levels (users)": ", ".join(f"{value:,g}" for value in users),
         "Open loops": sum(point.load_kind != "concurrency" for point in good),
         "Void": f"{len(group) - len(good)}: {', '.join(void)}" if void else "none",
-        "Last measured": max((point.measured_at for point in group), default="")[:10] or "not said",
+        "Last measured": max((point.measured_at for point in group), default="")[:10] or "unknown",
         "Basis of answers": _basis_of_answers(deployment, lengths, len(users) + len(rates)),
     }
 
@@ -201,7 +203,7 @@ LAWS = ("", "poisson", "constant", "gamma")
 def import_view(store: Store) -> None:
     """The whole view."""
     tools = ", ".join(KIND_NAMES[kind] for kind in KINDS)
-    st.markdown(f"A run exported from another store (.zip), a points table, or a file of {tools}.")
+    st.markdown(f"A run exported from another store (.zip), a points table, or a file written by {tools}.")
     number = visit().uploader  # a new uploader, an empty one, after each file that is taken in
     left, right = st.columns([2, 1])
     file = left.file_uploader("File", key=f"import_{number}", max_upload_size=MOST_UPLOAD_BYTES // 1_000_000)
@@ -253,9 +255,9 @@ def _looked_at(store: Store, upload: Upload) -> None:
         st.error(plain(_in_fields(points)), title="This file was not accepted", icon=":material/block:")
         return
     void = sum(point.void for point in points)
-    st.markdown(f"**{plain(upload.shown_name)}: {len(points)} points**, {void} of them void. {_about(points)}")
+    st.markdown(f"**{plain(upload.shown_name)}: {several(len(points))}**, {void:,} void. {_about(points)}")
     st.button(
-        f"Accept {len(points)} points",
+        f"Accept {several(len(points))}",
         type="primary",
         icon=":material/check:",
         on_click=_take_in,
@@ -279,7 +281,7 @@ def _take_in(store: Store, upload: Upload) -> None:
     visit().uploader += 1
     _let_go_of_all_but(None)
     answers.read_again()
-    visit().said = f"Run {run_id}{' holds the points' if new else ' had these points already; they are accepted'}."
+    visit().said = f"Run {run_id}{' holds the points' if new else ' already had these points; they are accepted'}."
     show_run(run_id)
 
 

@@ -157,12 +157,12 @@ def measurements(points: Sequence[Point]) -> list[dict[str, str]]:
 
 def _measurement(deployment: Deployment, points: Sequence[Point]) -> dict[str, str]:
     days = sorted(point.measured_at[:10] for point in points if point.measured_at)
-    when = "not said" if not days else days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    when = "unknown" if not days else days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
     void = sum(point.void for point in points)
     return {
         "Deployment": deployment.label,
         "Points": f"{len(points):,}",
         "Void": f"{void:,}",
         "Measured": when,
-        "Source": "; ".join(sorted({point.source for point in points if point.source})) or "not said",
+        "Source": "; ".join(sorted({point.source for point in points if point.source})) or "unknown",
     }

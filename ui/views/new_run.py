@@ -26,7 +26,13 @@ from ui.words import plain, sentence_case
 state = st.session_state
 PLACE = "HOST:8001"
 """Stands for the server in a plan that is started by hand."""
-LABELS = {"model": "Model", "precision": "Precision", "gpu": "GPU", "engine": "Engine", "engine_version": "Its version"}
+LABELS = {
+    "model": "Model",
+    "precision": "Precision",
+    "gpu": "GPU",
+    "engine": "Engine",
+    "engine_version": "Engine version",
+}
 LABEL_HELP = "Recorded with the points. Empty: as the server reports; the run asks for it if the server does not know."
 LONGEST_LABEL = 120
 UNREAD = "Not read"
@@ -83,7 +89,7 @@ def server() -> dict[str, str] | None:
         _fill_model(found)
     model.text_input("Model on the server", max_chars=LONGEST_LABEL, key="run_served", help=SERVED_HELP)
     if names:
-        metrics.selectbox("Its metrics (host:port)", [UNREAD, *names], key="run_metrics", help=METRICS_HELP)
+        metrics.selectbox("Metrics endpoint (host:port)", [UNREAD, *names], key="run_metrics", help=METRICS_HELP)
     if state.run_protocol == DETECTED and found is None:
         return None
     spoken_there = state.run_protocol if found is None else found.protocol
@@ -131,8 +137,8 @@ def _fill_model(found: Answering | None) -> None:
 
 
 DETECTED = ""
-ANSWERS = {"grpc": "Triton's gRPC", "http": "Triton's HTTP", "openai": "An OpenAI server"}
-PROTOCOL_HELP = "Detected: the server is asked once. A choice of your own goes before."
+ANSWERS = {"grpc": "Triton (gRPC)", "http": "Triton (HTTP)", "openai": "An OpenAI-compatible server"}
+PROTOCOL_HELP = "Detected: the server is asked once. Your own choice takes precedence."
 PROTOCOLS = {"grpc": "gRPC", "http": "HTTP", "openai": "OpenAI"}
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 TARGET_HELP = f"Servers that the operator lists in {jobs.TARGETS_VARIABLE}."
@@ -162,7 +168,7 @@ def lengths() -> Lengths:
     osl.number_input("Output (tokens)", 1, 1_000_000, step=1, key="run_osl")
     osl_cv.number_input("Output variation (CV)", 0.0, 5.0, step=0.1, format="%g", key="run_osl_cv", help=CV_HELP)
     if not (state.run_isl_cv or state.run_osl_cv):
-        st.caption(f":material/info: Equal requests. {CV_HELP}")
+        st.caption(f":material/info: All requests have equal lengths. {CV_HELP}")
     return Lengths(state.run_isl, state.run_osl, state.run_isl_cv, state.run_osl_cv)
 
 
@@ -176,8 +182,8 @@ def load(scenario: Scenario) -> dict[str, object]:
     """Draw the levels, how long each may take, and whether all of them are wanted."""
     users = st.multiselect("Concurrency (users)", USERS, key="run_users", help=USERS_HELP)
     left, middle, right = st.columns(3)
-    longest_s = left.number_input("Longest time per level (s)", 1, 3600, step=10, key="run_longest", help=LONGEST_HELP)
-    half = middle.number_input("Means known to ± (%)", 1.0, 50.0, format="%g", key="run_half", help=LONGEST_HELP)
+    longest_s = left.number_input("Time limit per level (s)", 1, 3600, step=10, key="run_longest", help=LONGEST_HELP)
+    half = middle.number_input("Accuracy of means (± %)", 1.0, 50.0, format="%g", key="run_half", help=LONGEST_HELP)
     seed = right.number_input("Seed", 0, 2**31 - 1, step=1, key="run_seed", help="Determines prompts and arrivals.")
     values = {"concurrency": tuple(users), "longest_s": longest_s, "half_width": half / 100, "seed": seed}
     question = _question(scenario)
@@ -189,10 +195,12 @@ def load(scenario: Scenario) -> dict[str, object]:
 LONG, LONGEST_ISL = 4, 1_000_000
 """Prompts of the level that tells what a prompt costs by its length, over the others'; tokens at most."""
 LONG_HELP = (
-    "One user with prompts 4 times as long. Prompts of a single length do not tell what a longer one costs. Without "
-    "effect if the server does not take such prompts."
+    "One user with prompts 4 times as long. Prompts of a single length do not show what longer ones cost. Has no "
+    "effect if the server does not accept such prompts."
 )
-USERS_HELP = "Users of the closed loop, one level each; a user sends the next request when the last is answered."
+USERS_HELP = (
+    "Concurrency levels to measure: so many users, each sending the next request when the last one is answered."
+)
 LONGEST_HELP = "A level ends when the means of TTFT, ITL and requests/s are known this precisely, or its time is up."
 
 
@@ -261,14 +269,14 @@ def size_view(store: Store, scenario: Scenario) -> None:
         "Minutes of load", 1.0, 600.0, step=1.0, format="%g", key="run_minutes", help=MINUTES_HELP
     )
     verify = right.number_input(
-        "Then minutes of verification", 0.0, 600.0, step=1.0, format="%g", key="run_verify", help=VERIFY_HELP
+        "Minutes of verification", 0.0, 600.0, step=1.0, format="%g", key="run_verify", help=VERIFY_HELP
     )
     if where is None:
         return
     if where["protocol"] == "openai":
         taken = {name: value for name, value in USUAL_LABELS.items() if name not in said}
         if "gpu" not in said:
-            st.warning("Name it under Deployment.", title="An OpenAI server does not tell its GPU")
+            st.warning("Enter it under Deployment.", title="An OpenAI-compatible server does not report its GPU")
             return
         if taken:
             st.caption(
@@ -294,8 +302,8 @@ MINUTES_HELP = (
 
 
 VERIFY_HELP = (
-    "Then the planned load of a replica arrives at random, and the Size page shows whether the server does what was "
-    "predicted. Three minutes or more tell a 95th percentile; 0: no verification."
+    "Afterwards a replica's planned load is sent at random times, and the Size page shows whether the server performs "
+    "as predicted. A 95th percentile takes three minutes or more; 0: no verification."
 )
 
 
@@ -325,7 +333,7 @@ def _startable() -> bool:
             "A run loads a server and costs GPU time, and anyone with this page's address could press the button. The "
             f"operator turns it on by starting the app with {jobs.ALLOW_VARIABLE}=1 and the servers that may be "
             f"measured in {jobs.TARGETS_VARIABLE}. Until then: fill in the plan here, and run it on the command line.",
-            title="Starting runs from this page is off",
+            title="Runs cannot be started from this page",
         )
         return False
     targets = jobs.targets()
@@ -404,5 +412,5 @@ def _by_hand(file: PlanFile) -> None:
         on_click="ignore",
         icon=":material/download:",
     )
-    st.markdown(f"Replace `{PLACE}` with your server, then:")
+    st.markdown(f"Replace `{PLACE}` with the address of your server, then run:")
     st.code("python -m calibration run plan.yaml", language="sh")

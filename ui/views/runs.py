@@ -77,9 +77,9 @@ def _verdict(fitted: Fit) -> str:
     odd = {distrust.point for distrust in fitted.distrusted}
     trusted = [error for error in fitted.errors if error.point not in odd]
     worst = max(abs(error.requests_per_s_error) for error in trusted)
-    every = f"{len(trusted)} of them, {len(odd)} being distrusted" if odd else "every one"
+    every = f"{len(trusted)} of them ({len(odd)} distrusted)" if odd else "every point"
     unseen = (
-        f", {percent(fitted.leave_one_out, 1)} in the median at points left out"
+        f", median error {percent(fitted.leave_one_out, 1)} at points left out"
         if isfinite(fitted.leave_one_out)
         else ""
     )
@@ -87,18 +87,18 @@ def _verdict(fitted: Fit) -> str:
     if chi2 > POOR:
         fits = "**the law does not fit well**"
     elif isfinite(fitted.leave_one_out) and fitted.leave_one_out > UNFORESEEN:
-        fits = "it fits, but **does not predict a point it has not seen: measure more levels**"
+        fits = "it fits, but **does not predict points it has not seen: measure more levels**"
     else:
         fits = "the law fits"
     return (
-        f"Fitted to {len(fitted.errors)} points: requests/s within {percent(worst, 1)} at {every}{unseen}. "
+        f"Fitted to {several(len(fitted.errors))}: requests/s within {percent(worst, 1)} at {every}{unseen}. "
         f"χ² per point {significant(chi2)} (1 is perfect, above 2 poor): {fits}."
     )
 
 
 def _table(trial: FittedPoints) -> None:
     errors = {} if trial.fitted is None else {error.point: error for error in trial.fitted.errors}
-    with st.expander(f"Data of the {len(trial.points)} points", expanded=trial.fitted is None):
+    with st.expander(f"Data of {several(len(trial.points))}", expanded=trial.fitted is None):
         table = pd.DataFrame([_point_row(point, errors.get(point)) for point in trial.points])
         told = [column for column in table if table[column].any()]
         st.dataframe(table[told], hide_index=True, alt="The points with their verdicts and the law's errors")
@@ -123,6 +123,15 @@ def _point_row(point: Point, error: PointError | None) -> dict[str, str]:
         name: significant(value) if value is not None and isfinite(value) else "" for name, value in numbers.items()
     }
     return {"Level": _level(point), "Verdict": _verdict_of(point), **told, "Doubts": "; ".join(doubts(point))}
+
+
+def several(points: int) -> str:
+    """A count in words.
+
+    >>> several(1), several(1200)
+    ('1 point', '1,200 points')
+    """
+    return f"{points:,} point{'' if points == 1 else 's'}"
 
 
 def _level(point: Point) -> str:
@@ -191,7 +200,7 @@ def _picked(runs: list[Run]) -> Run:
 
 def _line(run: Run) -> str:
     waiting = f", {run.pending} awaiting acceptance" if run.pending and run.state not in LIVE else ""
-    now = "going on" if run.state in LIVE else STATE_WORDS[run.state].split(":")[0]
+    now = "in progress" if run.state in LIVE else STATE_WORDS[run.state].split(":")[0]
     return f"Run {run.id}: {now}{waiting}. {run.label}, {_when(run.created)}"
 
 
@@ -228,7 +237,7 @@ def _panel(store: Store, run_id: int) -> None:
     elif jobs.is_allowed():
         st.button("Stop the run", icon=":material/stop_circle:", on_click=_stop, args=(store, run_id), help=STOP_HELP)
     else:
-        st.caption("Runs that cannot be started from this page cannot be stopped from it either.")
+        st.caption("Runs cannot be started from this page, nor stopped.")
 
 
 def _stop(store: Store, run_id: int) -> None:
@@ -261,16 +270,16 @@ def _ended(store: Store, run: Run) -> None:
         return
     _answer(run, points)
     if run.pending:
-        st.markdown(f"**{run.pending} points await acceptance.** Until then no answer uses them.")
+        st.markdown(f"**Awaiting acceptance: {several(run.pending)}.** Until then no answer uses them.")
         _decide(store, run)
     elif run.discarded:
-        st.markdown(f"{run.discarded} points were discarded: no answer uses them.")
+        st.markdown(f"Discarded: {several(run.discarded)}. No answer uses them.")
         _decide(store, run)
     else:
-        st.markdown(f"All {run.points} points are accepted: answers use those that are not void.")
+        st.markdown(f"All points are accepted ({run.points}): answers use those that are not void.")
     review(points, f"run_{run.id}")
     if not run.pending and not run.discarded:
-        st.button("Discard these points", icon=":material/delete:", on_click=_discard, args=(store, run.id))
+        st.button("Discard these points", icon=":material/delete:", on_click=_discard, args=(store, run))
 
 
 SIZE = "ui/pages/size.py"
@@ -299,7 +308,7 @@ def _answer(run: Run, points: Sequence[Point]) -> None:
         st.switch_page(SIZE)
 
 
-OPEN_HELP = "The question of this run, answered from measured points: these have to be accepted for it."
+OPEN_HELP = "The question of this run, answered from its measured points, once they are accepted."
 
 
 def _scenario(question: Question, point: Point) -> Scenario:
@@ -330,31 +339,40 @@ def _decide(store: Store, run: Run) -> None:
     waiting = run.pending + run.discarded
     with st.container(horizontal=True):
         st.button(
-            f"Accept {waiting} points",
+            f"Accept {several(waiting)}",
             type="primary" if run.void < run.points else "secondary",
             icon=":material/check:",
             on_click=_accept,
-            args=(store, run.id),
+            args=(store, run),
             help="Answers for this deployment then use them.",
         )
         if run.pending:
-            st.button("Discard", icon=":material/delete:", on_click=_discard, args=(store, run.id), help=DISCARD_HELP)
+            st.button("Discard", icon=":material/delete:", on_click=_discard, args=(store, run), help=DISCARD_HELP)
 
 
 DISCARD_HELP = "The points stay in the store for the record, but no answer uses them. You can accept them later."
 
 
-def _accept(store: Store, run_id: int) -> None:
-    _set_standing(accept, store, run_id)
+def _accept(store: Store, seen: Run) -> None:
+    _set_standing(accept, store, seen)
 
 
-def _discard(store: Store, run_id: int) -> None:
-    _set_standing(discard, store, run_id)
+def _discard(store: Store, seen: Run) -> None:
+    _set_standing(discard, store, seen)
 
 
-def _set_standing(change: Callable[[Store, int], object], store: Store, run_id: int) -> None:
+def _set_standing(change: Callable[[Store, int], object], store: Store, seen: Run) -> None:
+    """Accept or discard the points of a run, unless somebody else has decided since the visitor has `seen` them."""
     try:
-        change(store, run_id)
+        now = store.run(seen.id)
+        accepted = now.points - now.pending - now.discarded
+        if (now.points, now.pending, now.discarded) == (seen.points, seen.pending, seen.discarded):
+            change(store, seen.id)
+        elif (accepted if change is accept else now.discarded) < now.points:
+            visit().refused = (
+                f"Run {now.id} has changed since this page showed it (points accepted: {accepted}, discarded: "
+                f"{now.discarded}, awaiting acceptance: {now.pending}). Nothing was done: look at it again, then decide"
+            )
     except CalibrationError as error:  # the store went away, or may only be read
         visit().refused = str(error)
     answers.read_again()
@@ -394,8 +412,8 @@ def _run_row(run: Run) -> dict[str, str | int]:
         "State": STATE_WORDS[run.state],
         "Points": f"{run.points} of {run.levels}",
         "Void": run.void,
-        "To be accepted": run.pending,
+        "Awaiting acceptance": run.pending,
         "Discarded": run.discarded,
-        "What": run.label,
-        "Begun": _when(run.created),
+        "Server and model": run.label,
+        "Started": _when(run.created),
     }

@@ -38,6 +38,8 @@ Text = Any
 Rows = NDArray[np.int64]
 LONGEST_HEADER = 1 << 16
 LONGEST_LINE = 1 << 24
+LONGEST_TEXT = 1 << 16
+"""Bytes of a value of a Parquet file: one that is there many times takes a few bytes of it, and memory for each."""
 MOST_LOOKED_AT = 100_000
 """Lines in which a request with all its keys is looked for."""
 BLOCK_BYTES, BATCH_ROWS = 1 << 19, 1 << 13
@@ -375,6 +377,7 @@ def _of_csv(path: Path, header: list[str], columns: _Columns) -> Batches:
 
 def _of_parquet(path: Path, kind: str | None) -> tuple[_Columns, Batches]:
     import pyarrow as pa
+    import pyarrow.compute as pc
     from pyarrow import parquet
 
     def batches() -> Batches:
@@ -382,19 +385,27 @@ def _of_parquet(path: Path, kind: str | None) -> tuple[_Columns, Batches]:
         first = 1
         try:
             for batch in file.iter_batches(BATCH_ROWS, columns=list(wanted.values())):
-                texts = {field: batch.column(name).cast(pa.string()) for field, name in wanted.items()}
+                texts = {field: text(batch.column(name), name) for field, name in wanted.items()}
                 yield _batch(np.arange(first, first + len(batch)), texts)
                 first += len(batch)
         except faults as error:
             raise TraceError(f"{path}: no Parquet table of times and numbers, or damaged ({error})") from None
 
+    def text(column: Any, name: str) -> Text:
+        if pa.types.is_dictionary(column.type):
+            longest = pc.max(pc.binary_length(column.dictionary.cast(pa.string()))).as_py() or 0
+            if longest > LONGEST_TEXT:
+                raise TraceError(f"{path}, column {name!r}: a value of {longest:,} bytes, of at most {LONGEST_TEXT:,}")
+        return column.cast(pa.string())
+
     faults = (pa.ArrowException, OSError, ValueError, KeyError)  # the last two where a damaged file names its columns
     try:
-        file = parquet.ParquetFile(path)
-        names = file.schema_arrow.names
+        schema = parquet.read_schema(path)
+        flat = [field.name for field in schema if not pa.types.is_nested(field.type)]
+        file = parquet.ParquetFile(path, read_dictionary=flat)  # each text is read once, however often it is there
     except faults:
         raise TraceError(f"{path}: the Parquet file is cut off or damaged: copy it again") from None
-    columns = _among(names, kind, path)
+    columns = _among(schema.names, kind, path)
     return columns, batches()
 
 

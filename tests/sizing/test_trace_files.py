@@ -514,6 +514,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a Parquet with names in no language": (PARQUET.replace(b"session", b"sess\xebon"), "damaged"),
     "a Parquet of lists": (parquet_of({"arrival_s": [0, 1], "isl": [[1], [2]], "osl": [1, 2]}), "table of times"),
     "a Parquet of words": (parquet_of({"arrival_s": [0, 1], "isl": ["a", "b"], "osl": [1, 2]}), "row 1, column 'isl'"),
+    "a Parquet of a long text": (
+        parquet_of({"arrival_s": [0, 1], "isl": [1, 2], "osl": [1, 2], "session": 2 * ["a" * 70_000]}),
+        "column 'session': a value of 70,000 bytes",
+    ),
     "a Parquet within gzip": (gzip.compress(PARQUET), "the Parquet file is cut off or damaged"),
     "a JSON list": (b"[" + JSON.strip() + b"]", "a JSON list: write each request on a line of its own"),
     "a line that is a list": (JSON + b"[0, 5, 5]\n", "row 2: no JSON object on one line"),

@@ -276,7 +276,7 @@ def test_results_in_a_folder_that_is_not_there_are_one_line(folder: Path, tmp_pa
 @pytest.mark.parametrize("out", ["/dev/full", "/dev/null"])
 def test_results_go_into_a_file_and_nothing_else(folder: Path, out: str) -> None:
     """A device would be read without end, and be replaced by a file at the end of the study."""
-    with pytest.raises(ScenarioError, match=f"--out {out}: is no file"):
+    with pytest.raises(ScenarioError, match=f"--out {out}: not a file"):
         study(folder, "--out", out)
     assert not Path("/dev/full").is_file()
 

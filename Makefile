@@ -1,5 +1,5 @@
 # make app       install what is needed and open the planner
-# make test      set up and test all but browser, servers and long   make test-all  every test, as CI does
+# make test      set up and run the quick tests: all but browser, servers and long    make test-all  every test
 # make check     lint and types        make bench   speeds, side by side        make coverage  what `make test` reaches
 # make laws      fit the day-zero laws again, half an hour on two cores
 # make dist      wheel and source archive in dist/, the wheel tried            make docs-api  API pages in .cache/api/
@@ -18,19 +18,20 @@ export OPENBLAS_NUM_THREADS ?= 1
 app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
-# `make test` leaves out tests that drive Chromium, start the real Triton or vLLM, or take long by running many
-# programs: most of the time, and the part of the set-up that takes packages from apt and makes environments of 2 GB.
+# `make test` leaves out tests that drive Chromium, start the real Triton or vLLM, or take long (tests/long.csv): most of
+# the time, and the part of the set-up that takes packages from apt and makes environments of 2 GB. PART=K/N adds the
+# K-th of N parts of them, as CI does; `make test-all` runs every test.
 # What is left computes, and each worker loads all libraries, test files and machine code for itself: two keep two cores
-# busy. Of all tests so many wait for servers and browsers that it takes three; files that wait come first
+# busy. Of the others so many wait for servers and browsers that it takes four; files that take long come first
 # (tests/conftest.py).
-PYTEST = $(BIN)/python -m pytest -n $(or $(WORKERS),$(1)) --dist loadfile --no-loadscope-reorder --durations 60
-HERE_ALONE := not browser and not triton and not vllm and not long
+PYTEST = $(BIN)/python -m pytest -n $(1) --dist loadfile --no-loadscope-reorder --durations 30
+QUICK := -m "not browser and not triton and not vllm and not long"
 
-test: $(VENV)/stamp-test kernels
-	$(call PYTEST,2) -m "$(HERE_ALONE)"
+test: $(VENV)/stamp-test kernels $(if $(PART),system timings)
+	$(if $(PART),$(call PYTEST,4) --part $(PART),$(call PYTEST,2) $(QUICK))
 
 test-all: $(VENV)/stamp-test system kernels timings
-	$(call PYTEST,3)
+	$(call PYTEST,4) --junitxml .cache/tests.xml
 
 # Machine code of the simulator, of the fit and of a shared fleet: a minute once, which the workers would otherwise all
 # spend at once. It needs only what runs, so that CI compiles while it installs what tests. The stamp lies beside the
@@ -60,7 +61,7 @@ fuzz: $(VENV)/stamp-test
 	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),10000) $(if $(SEED),--seed $(SEED))
 
 coverage: $(VENV)/stamp-test
-	$(BIN)/python -m pytest -m "$(HERE_ALONE)" --numprocesses auto --dist loadfile --cov --cov-report term:skip-covered
+	$(BIN)/python -m pytest $(QUICK) --numprocesses auto --dist loadfile --cov --cov-report term:skip-covered
 
 dist: $(VENV)/stamp-test
 	rm -rf dist

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -20,6 +19,7 @@ from lab.reference.server import TRITON
 from lab.tritonserver import SUPPORTED
 from lab.vllm.server import RECIPE
 from sizing.__main__ import OBJECTS_BETWEEN_COLLECTIONS
+from tests.long import file_of, function_of, listed, parts, seconds_by_file
 
 # How long an example takes on a busy machine says nothing. A law without a number of its own has 50 examples, others at
 # each run; in CI, where they are the same, 60.
@@ -37,48 +37,63 @@ sys.dont_write_bytecode = False
 
 gc.disable()  # until all is collected: test files, libraries and items stay, and each search for garbage looks at them
 
-HERE = Path(__file__).parent
-LONG = (HERE, HERE / "fuzz")
-"""Folders whose own files run blocks of documentation, examples, a wheel and a campaign: a minute and more each."""
-PROGRAMS = (
-    *(HERE / name for name in ("test_docs.py", "test_examples.py", "test_package.py", "fuzz/test_campaign.py")),
-    *(HERE / "calibration" / name for name in ("test_kills.py", "test_jobs.py")),
-)
-"""Files that run many programs: documentation, examples, a wheel, a campaign, runs that are killed."""
-WAITING = tuple(HERE / "calibration" / name for name in ("test_size.py", "test_check.py", "test_rude_servers.py"))
-"""Files that measure servers whose times are long on purpose: minutes of waiting and little work."""
 STARTED = {"team", "alone", "either", "dask"}
 """Fixtures that start our own server, as a team does and as `make app` does, or a cluster."""
 SERVERS = {"triton": TRITON, "vllm": RECIPE}
 """Markers of tests that start a server, and what the environment is made of that it runs in."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files come first, whole, so that no worker is left alone with one at the end of the run.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        type=_part,
+        help="of the tests that take long (tests/long.csv) and those with servers and browsers, the K-th of N parts; "
+        "K is taken modulo N. All other tests run, too.",
+    )
 
-    Those that wait for a server or a browser before those that run many programs: files of a worker overlap best so.
-    Then those that need a server's environment, which may be in the making until then. Triton needs a Python that its
-    binary supports; elsewhere its tests say so instead of failing.
+
+def _part(text: str) -> tuple[int, int]:
+    which, number = map(int, text.split("/"))
+    return which % number, number
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark long tests, leave out those of other parts, and bring long files first, whole, so that no worker is left
+    alone with one at the end of the run.
+
+    Tests that need a server's environment come after them: until then it may be in the making. Triton needs a Python
+    that its binary supports; elsewhere its tests say so instead of failing.
     """
     if sys.version_info[:2] not in SUPPORTED:
         reason = f"Triton's Python backend has no build for Python {PYTHON_VERSION}"
         for item in filter(_marked("triton"), items):
             item.add_marker(pytest.mark.skip(reason=reason))
+    seconds = listed()
     for item in items:
-        if item.path in (*PROGRAMS, *WAITING) or not STARTED.isdisjoint(getattr(item, "fixturenames", ())):
+        if function_of(item.nodeid) in seconds or not STARTED.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.long)
-    kinds = {item.path: _kind(item) for item in items}
-    for item in items:
-        kinds[item.path] = min(kinds[item.path], _kind(item))
-    items.sort(key=lambda item: kinds[item.path])
+    if config.option.part:
+        which, number = config.option.part
+        part_of = parts(seconds, number)
+        others = {item for item in items if part_of.get(file_of(item.nodeid), which) != which and _sometimes(item)}
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
+    here = {function_of(item.nodeid) for item in items}
+    long_files = seconds_by_file({test: took_s for test, took_s in seconds.items() if test in here})
+    served = {file_of(item.nodeid) for item in items if any(map(item.get_closest_marker, SERVERS))}
+
+    def order(item: pytest.Item) -> tuple[int, float]:
+        file = file_of(item.nodeid)
+        if file in served:
+            return 1, 0.0
+        return (0, -long_files[file]) if file in long_files else (2, 0.0)
+
+    items.sort(key=order)
 
 
-def _kind(item: pytest.Item) -> int:
-    if item.path in WAITING or item.get_closest_marker("browser"):
-        return 0
-    if item.path.parent in LONG:
-        return 1
-    return 2 if any(map(item.get_closest_marker, SERVERS)) else 3
+def _sometimes(item: pytest.Item) -> bool:
+    return any(map(item.get_closest_marker, ("long", "browser", *SERVERS)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -39,16 +39,20 @@ class Asked:
     api_out: float = 3.0
 
 
-CHOICES = {"metric": ("Latency", METRICS), "statistic": ("Its statistic", STATISTICS)}
+CHOICES = {"metric": ("Latency", METRICS), "statistic": ("Statistic", STATISTICS)}
 NUMBERS: Mapping[str, tuple[str, Range, str]] = {
-    "limit_ms": ("Limit (ms)", Range(0.1, 3_600_000, "ms"), "On what was measured, in a closed loop."),
-    "mean_per_s": ("Mean load (requests/s)", Range(0.001, 1_000_000, "requests/s"), "28.54/s are 900 million a year."),
-    "peak_factor": ("Peak ÷ mean", Range(0, 1000, ""), "0: the 95th percentile of a Poisson law at the mean."),
+    "limit_ms": ("Limit (ms)", Range(0.1, 3_600_000, "ms"), "On the latency measured in a closed loop."),
+    "mean_per_s": ("Mean load (requests/s)", Range(0.001, 1_000_000, "requests/s"), "28.54/s is 900 million a year."),
+    "peak_factor": (
+        "Peak ÷ mean",
+        Range(0, 1000, ""),
+        "0: the 95th percentile of a Poisson distribution with that mean.",
+    ),
     "gpus_per_server": ("GPUs per server", Range(1, 128, "GPUs"), ""),
     "server_price": ("Price of a server", Range(0, 1e8, ""), "In any currency, the same everywhere."),
-    "years": ("Written off over (years)", Range(0.5, 20, "years"), ""),
-    "hosting": ("Hosting (per server and year)", Range(0, 1e7, ""), ""),
-    "licence": ("Licence (per GPU and year)", Range(0, 1e6, ""), ""),
+    "years": ("Depreciated over (years)", Range(0.5, 20, "years"), ""),
+    "hosting": ("Hosting (per server per year)", Range(0, 1e7, ""), ""),
+    "licence": ("Licence (per GPU per year)", Range(0, 1e6, ""), ""),
     "api_in": ("API, per million tokens in", Range(0.001, 1e4, ""), ""),
     "api_out": ("API, per million tokens out", Range(0.001, 1e4, ""), ""),
 }
@@ -81,7 +85,7 @@ def from_text(text: str) -> tuple[Asked, list[str]]:
         try:
             values[name] = _value(name, value)
         except (ValueError, KeyError, OverflowError):
-            problems.append(f"{quoted(part)}: not taken")
+            problems.append(f"{quoted(part)}: ignored")
     return Asked(**values), problems
 
 
@@ -109,7 +113,7 @@ def _from_url() -> Asked:
     if text:
         visit().shown[IN_URL] = text
     if problems:
-        st.warning("  \n".join(map(plain, problems)), title="Settings of this link that were not taken")
+        st.warning("  \n".join(map(plain, problems)), title="Some settings of this link could not be used")
     return asked
 
 

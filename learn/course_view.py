@@ -114,7 +114,7 @@ def _beside(points: Sequence[Point], sizing: CourseSizing, goal: Goal, terms: Te
     if isinstance(plan, str):
         st.info(plain(f"{plan}."), title="Our planner has no answer from these points")
         return
-    st.info(plain(f"{compared(sizing, plan, terms)}."), title="Beside our planner")
+    st.info(plain(f"{compared(sizing, plan, terms)}."), title="Compared with our planner")
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -130,8 +130,8 @@ def _cards(sizing: CourseSizing) -> None:
     measured, gpus = sizing.throughput, sizing.gpus_per_server
     point = measured.point
     cards = [
-        ("Requests/s, instance", significant(measured.per_instance, 4), "to measure in"),
-        ("Requests/s, GPU", significant(measured.per_gpu, 4), "to size in"),
+        ("Requests/s, instance", significant(measured.per_instance, 4), "as measured"),
+        ("Requests/s, GPU", significant(measured.per_gpu, 4), "used for sizing"),
         (
             f"Requests/s, {gpus} GPUs",
             significant(measured.per_gpus(gpus)),
@@ -164,7 +164,10 @@ def _cost(sizing: CourseSizing, asked: Asked) -> None:
     st.subheader("What it costs", anchor=False)
     st.table(pd.DataFrame(rows), hide_index=True, border="horizontal", alt="Cost per year, 1,000 requests and tokens")
     st.caption(
-        plain(f"A server costs {price.per_year:,.0f} a year. Tokens at the mean load, at the API's ratio of prices.")
+        plain(
+            f"A server costs {price.per_year:,.0f} a year. Costs of tokens are at the mean load, split in the ratio of "
+            "the API's prices."
+        )
     )
 
 

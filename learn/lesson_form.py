@@ -18,8 +18,8 @@ IN_URL = PREFIX + "lesson_run"
 """``step|settings``: settings hold for the step they were made in."""
 
 BATCHING_NAMES: Mapping[Batching, str] = {
-    "static": "Static batches",
-    "in_flight": "In-flight",
+    "static": "Static batching",
+    "in_flight": "In-flight batching",
     "one_prefill": "In-flight, one prompt at a time",
 }
 LOADS: Mapping[LoadKind, tuple[str, str, float, float, float]] = {
@@ -34,16 +34,16 @@ NUMBERS: tuple[tuple[str, str, float, float], ...] = (
     ("chunks", "Chunks per prompt", 1, 16),
     ("itl_ticks", "Token (ticks)", 0.5, 20),
     ("mean_tokens", "Output tokens, mean", 1, 100),
-    ("std_tokens", "Output tokens, deviation", 0, 100),
+    ("std_tokens", "Output tokens, standard deviation", 0, 100),
     ("ticks", "Length of the run (ticks)", 10, 10_000),
     ("seed", "Seed", 0, 1_000_000),
 )
 HELP = {
     "prefill_ticks": "Prompts that share a step add up.",
-    "chunks": "Parts that a prompt is cut into; each takes its share of the prompt's ticks.",
+    "chunks": "Chunks that a prompt is split into; each takes its share of the prompt's ticks.",
     "itl_ticks": "A step with tokens takes this long, however many requests share it.",
-    "std_tokens": "0: all answers are equally long.",
-    "seed": "Of the output lengths; 42 repeats the published runs.",
+    "std_tokens": "0: all answers have the same length.",
+    "seed": "Draws the output lengths; 42 repeats the published runs.",
 }
 
 
@@ -57,7 +57,10 @@ def setting_of(step: str, planned: Setting) -> Setting:
     try:
         return Setting.of(settings)
     except ScenarioError as error:
-        st.warning(plain(f"{error}. Used instead: the settings of this step."), title="Settings of this link")
+        st.warning(
+            plain(f"{error}. Used instead: the settings of this step."),
+            title="Some settings of this link could not be used",
+        )
         return planned
 
 

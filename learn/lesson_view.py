@@ -58,8 +58,8 @@ def _step(name: str, guide: Guide) -> None:
     found = figures(outcome)
     show(slots_and_queue(outcome, ink(), DRAWN_TICKS), "lesson")
     letters = ", ".join(f"{letter} {stage}" for letter, stage in STAGES.items())
-    cut = f" Drawn are the first {DRAWN_TICKS} of {found.end:,g} ticks." if found.end > DRAWN_TICKS else ""
-    st.caption(plain(f"{letters}; a column is one step. {sentence(found)}{cut}"))
+    cut = f" Only the first {DRAWN_TICKS} of {found.end:,g} ticks are drawn." if found.end > DRAWN_TICKS else ""
+    st.caption(plain(f"{letters}; each column is one step. {sentence(found)}{cut}"))
     _cards(found)
     _data(outcome)
 
@@ -67,7 +67,7 @@ def _step(name: str, guide: Guide) -> None:
 def _cards(found: Figures) -> None:
     cards = (
         ("Requests/1,000 ticks", significant(found.requests_per_1k, 4), f"{found.completed:,} completed"),
-        ("Tokens/1,000 ticks", significant(found.tokens_per_1k, 4), "also unfinished ones"),
+        ("Tokens/1,000 ticks", significant(found.tokens_per_1k, 4), "unfinished requests too"),
         ("Mean TTFT (ticks)", known(found.ttft_mean), f"p50 {known(found.ttft_p50)}"),
         ("Mean ITL (ticks)", known(found.itl_mean), f"p50 {known(found.itl_p50)}"),
         ("Mean E2E (ticks)", known(found.e2e_mean), f"p50 {known(found.e2e_p50)}"),
@@ -79,7 +79,7 @@ def _cards(found: Figures) -> None:
 
 
 HELP = {
-    "Mean ITL (ticks)": "Steps of requests with two tokens or more: the gap after the first token is not counted.",
+    "Mean ITL (ticks)": "Of requests with two tokens or more; the gap after the first token is not counted.",
     "Mean TTFT (ticks)": "Over all first tokens, of requests in progress too; p50 is the median.",
     "Mean E2E (ticks)": "Over completed requests; p50 is the median.",
 }

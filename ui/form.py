@@ -56,7 +56,7 @@ T = TypeVar("T")
 ROUTING_NAMES: dict[Routing, str] = {
     "random": "Random",
     "round_robin": "Round robin",
-    "power_of_two": "Less loaded of two at random",
+    "power_of_two": "Power of two choices",
     "least_outstanding": "Least outstanding requests",
 }
 ARRIVAL_NAMES: dict[ArrivalKind, str] = {
@@ -97,7 +97,7 @@ def more() -> None:
         )
     if state.arrivals == "batch":
         number_field(
-            "Requests in a group", ARRIVAL_SIZE, "arrivals_size", "Sent at the same instant; groups arrive at random."
+            "Requests per group", ARRIVAL_SIZE, "arrivals_size", "Sent at the same instant; groups arrive at random."
         )
     _admission()
     _prefix()
@@ -108,7 +108,7 @@ def more() -> None:
         int(OF_SERVER.high),
         key="gpus_per_server",
         help=SERVER_HELP,
-        placeholder="As this GPU's usual server",
+        placeholder="Usual for this GPU",
         persist_state="session",
     )
     st.toggle("Use measured points from the store", key="use_points", help=POINTS_HELP, persist_state="session")
@@ -139,11 +139,11 @@ def _admission() -> None:
     _share("rejected", "Rejected (%)", 0.01, 100 * MOST_REJECTED, REJECTED_HELP)
 
 
-QUEUE_HELP = "A replica at which so many requests wait rejects further ones. Empty: all wait as long as they must."
-TIMEOUT_HELP = "Requests that have waited so long for their turn are dropped. Empty: none is."
+QUEUE_HELP = "A replica with this many requests waiting rejects further ones. Empty: no limit."
+TIMEOUT_HELP = "Requests that have waited this long are dropped. Empty: no timeout."
 REJECTED_HELP = (
-    "At most so many of the requests may be rejected or time out. It needs a queue limit or timeout; the answer then "
-    "stands on simulation alone, for no formula knows them."
+    "The largest share of requests that may be rejected or time out. Needs a queue limit or timeout; the answer then "
+    "rests on simulation alone, because the formula does not cover either."
 )
 
 
@@ -154,7 +154,7 @@ def _choice(label: str, names: Mapping[T, str], key: str, help_: str) -> None:
 def _law(side: str, name: str) -> None:
     """The law of a length: its kind, and its parameters in one line of text."""
     key = f"{side}_law"
-    label = f"{name} lengths vary"
+    label = f"{name} length distribution"
     st.selectbox(
         label,
         [*LAW_NAMES],
@@ -177,7 +177,7 @@ def _law(side: str, name: str) -> None:
     try:
         read_law(side)
     except ScenarioError as error:
-        st.error(f"{sentence_case(str(error))}. Until then they count as lognormal.")
+        st.error(f"{sentence_case(str(error))}. Until then the lengths count as lognormal.")
 
 
 def _usual_law(side: str) -> None:
@@ -197,7 +197,7 @@ LAW_NAMES = {
     "points": "A few fixed lengths",
     "histogram": "Histogram",
 }
-LAW_HELP = "Lognormal: by mean and variation above. The others say both by themselves."
+LAW_HELP = "Lognormal uses the mean and variation above; the others imply both."
 LAW_TEXT_HELP = (
     "Uniform: 500-3500. A few fixed lengths, with the share of each: 200@0.8,4000@0.2. Histogram: ranges with counts, "
     "1-500@10,501-2000@3; within a range all lengths are equally likely."
@@ -217,8 +217,10 @@ def _percent(label: str, key: str, help_: str, most: float = 100.0) -> None:
     st.number_input(label, 0.0, most, step=5.0, format="%g", key=key, help=help_, persist_state="session")
 
 
-PREFIX_HELP = "Share of the mean prompt: the system prompt or document that all requests start with. 0 = none."
-HIT_HELP = "How often the shared prefix is in a replica's KV cache and is not computed again."
+PREFIX_HELP = (
+    "Share of the mean prompt taken up by the system prompt or document that all requests start with. 0 = none."
+)
+HIT_HELP = "How often the shared prefix is in a replica's KV cache and need not be computed again."
 
 
 def _costs() -> None:
@@ -230,15 +232,15 @@ def _costs() -> None:
         format="%g",
         key="price",
         help=PRICE_HELP,
-        placeholder="Not asked",
+        placeholder="None",
         persist_state="session",
     )
     with right:
         number_field("Peak over mean", PEAK_FACTOR, "peak_factor", PEAK_HELP, step=0.5)
 
 
-PEAK_HELP = "Peak load divided by the mean of the day, for costs per token and request alone. Over a day has its own."
-SERVER_HELP = "GPUs per server, to show the number of servers in the working. Empty: as in this GPU's usual server."
+PEAK_HELP = "Peak load over the day's mean load; used only for costs per token and request. Over a day has its own."
+SERVER_HELP = "Used to show the number of servers beside the GPUs. Empty: this GPU's usual server."
 ROUTING_HELP = "How the load balancer picks a replica. Least outstanding requests needs the fewest GPUs."
 ARRIVALS_HELP = "How requests are distributed over time at the peak."
 PRICE_HELP = "Any currency; adds the cost per hour to the answer. Empty: no cost."
@@ -247,8 +249,8 @@ TPS = (1, 2, 4, 8)
 METRIC_HELP: dict[Metric, str] = {
     "ttft": "Time to first token: from sending a request to its first output token.",
     "itl": "Inter-token latency: mean gap between a request's output tokens after the first.",
-    "gap": "Gap between tokens: one time between two successive tokens of a request, of all requests. ITL is the mean "
-    "over a request's gaps, which a long answer keeps low whatever the length of one stall; this limits single stalls.",
+    "gap": "Gap between tokens: the time between two successive tokens of a request, over all gaps of all requests. "
+    "ITL is the mean of a request's gaps, in which a long answer hides a stall; this limits single stalls.",
     "e2e": "End to end: from sending a request to its last output token.",
 }
 
@@ -300,7 +302,7 @@ def draw() -> Scenario:
 
 
 HEADROOM_HELP = (
-    "Share of a replica's capacity kept free: 20 % plans it at 80 % of the load at which the SLA first fails."
+    "Share of a replica's capacity kept free: at 20 %, it is planned at 80 % of the load at which the SLA first fails."
 )
 SPARE_HELP = "Idle replicas that stand by for a failure or an update, on top of those that carry the load."
 
@@ -342,12 +344,12 @@ def _what() -> None:
     models = _with(answers.model_names(), [*visit().own_models, state.model])
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.selectbox("Model", models, key="model", help=MODEL_HELP, persist_state="session")
-        with st.popover("Own", help="A model of your own, from its config.json."):
+        with st.popover("Custom", help="A model of your own, from its config.json."):
             _upload()
     if state.model in visit().own_models:
-        st.caption(":material/upload_file: Your own model, known to this visit only: the link cannot carry it.")
+        st.caption(":material/upload_file: Your own model, kept for this visit only: the link cannot carry it.")
     gpus = _with(answers.gpu_names(), state.gpus)
-    _choices("GPUs", gpus, "gpus", "Those measured", GPUS_HELP)
+    _choices("GPUs", gpus, "gpus", "Measured GPUs", GPUS_HELP)
     left, right = st.columns(2)
     precisions = _with(answers.precision_names(state.model, tuple(state.gpus)), state.precisions)
     with left:
@@ -397,14 +399,14 @@ OWN_HELP = (
     "kept for this visit only: a link cannot carry it, and whoever opens one has to upload the file again."
 )
 GPUS_HELP = "GPUs to compare; the answer names the one that needs the fewest. None chosen: those you have measured."
-PRECISION_HELP = "Precisions to compare. None chosen: all that model and GPU support."
+PRECISION_HELP = "Precisions to compare. None chosen: all that the model and GPU support."
 ENGINE_HELP = (
     "Engines to compare: TensorRT-LLM (trtllm), vLLM, SGLang, and those that were measured. None chosen: the measured "
     "one, else every engine with kernel timings, side by side."
 )
 LAYOUT_HELP = (
-    "Other ways in which the GPUs of a replica share the model: pipeline stages (PP), data-parallel attention (DP), "
-    "experts split whole (EP). None chosen, nor a TP: all those that make sense."
+    "Other ways in which the GPUs of a replica share the model: pipeline parallelism (PP), data-parallel attention "
+    "(DP), expert parallelism (EP). Neither a layout nor a TP chosen: all those that make sense."
 )
 TP_HELP = "Tensor parallelism: the number of GPUs over which a replica spreads the model. None chosen: any layout."
 
@@ -438,8 +440,8 @@ LENGTHS = (
 RATE_HELP = "Requests per second that the whole fleet must carry at the busiest time."
 VARIATION_HELP = (
     "Standard deviation divided by mean of the lengths: 0 = all equal, 1 = typical of chat. One request in "
-    "20 is then longer than 1.6 (CV 0.3), 2.1 (CV 0.6) or 2.8 times (CV 1) the mean. Lengths are lognormal unless the "
-    "settings under More give another law."
+    "20 is then longer than 1.6 (CV 0.3), 2.1 (CV 0.6) or 2.8 times (CV 1) the mean. Lengths are lognormal unless "
+    "another distribution is chosen under More."
 )
 
 
@@ -454,7 +456,7 @@ def _users() -> None:
         persist_state="session",
     )
     each = st.number_input(
-        "Requests per user and minute",
+        "Requests per user per minute",
         0.001,
         1000.0,
         2.0,
@@ -469,6 +471,10 @@ def _users() -> None:
     st.button(f"Use {text} requests/s", on_click=lambda: state.update(rate_per_s=rate_per_s))
 
 
+LABEL_PX, VALUE_PX = 124, 90
+"""Widths in the rows of limits, of which all then line up."""
+
+
 def _limits() -> None:
     for metric in METRICS:
         _limit(metric)
@@ -481,7 +487,7 @@ def _limit(metric: Metric) -> None:
         on = st.toggle(
             f"{name} ({unit})",
             key=f"{metric}_on",
-            width=108,
+            width=LABEL_PX,
             help=METRIC_HELP[metric] + LIMIT_HELP.format(of="gaps" if metric == "gap" else "requests"),
             persist_state="session",
         )
@@ -492,7 +498,7 @@ def _limit(metric: Metric) -> None:
             format="%g",
             key=f"{metric}_limit",
             disabled=not on,
-            width=104,
+            width=VALUE_PX,
             label_visibility="collapsed",
             persist_state="session",
         )
@@ -512,8 +518,9 @@ LIMIT_HELP = " The limit, and the percentile that must meet it: p95 = 95 of 100 
 EACH = 0
 """In place of a percentile: the limit counts for goodput alone."""
 GOODPUT_HELP = (
-    "At least so many of the requests keep the limits on TTFT, ITL and E2E all at once. A limit whose percentile is "
-    "*each* counts for goodput alone; the others hold by themselves too. The gap takes no part: a request has many."
+    "The smallest share of requests that must meet the limits on TTFT, ITL and E2E all at once. A limit whose "
+    "percentile is *each* counts for goodput alone; the others must hold by themselves too. The gap limit takes no "
+    "part."
 )
 
 
@@ -523,7 +530,7 @@ def _share(share: ShareOfRequests, label: str, low: float, high: float, help_: s
         on = st.toggle(
             label,
             key=f"{share}_on",
-            width=150,
+            width=LABEL_PX,
             help=help_,
             on_change=with_percentiles,
             persist_state="session",
@@ -536,7 +543,7 @@ def _share(share: ShareOfRequests, label: str, low: float, high: float, help_: s
             format="%g",
             key=f"{share}_percent",
             disabled=not on,
-            width=104,
+            width=VALUE_PX,
             label_visibility="collapsed",
             persist_state="session",
         )

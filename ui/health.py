@@ -27,7 +27,7 @@ SAID_AFTER_S = 4.0
 """A first answer takes some seconds of a core, as the shipped points are fitted, and a minute or two more where the
 simulator is yet to be compiled."""
 GETTING_READY = (
-    "Getting ready: the measured points are fitted. After an install or an update the simulator is compiled first, "
+    "Getting ready: fitting the measured points. After an installation or update the simulator is compiled first, "
     "which takes a minute or two."
 )
 Verdict = dict[str, str]

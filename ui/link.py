@@ -300,7 +300,7 @@ def _beside(query: Mapping[str, str]) -> list[str]:
             problems.append(f"{key}={quoted(query[key])}: must be {what}. It is ignored.")
     known = {*FIELDS, *BESIDE, "v"}
     unknown = [quoted(key) for key in query if key not in known and not key.startswith(PREFIX)]
-    return [*problems, f"Unknown in a link, ignored: {_several(unknown)}."] if unknown else problems
+    return [*problems, f"Unknown in the link, so ignored: {_several(unknown)}."] if unknown else problems
 
 
 def _several(names: list[str]) -> str:

@@ -198,9 +198,9 @@ class Scenario:
         if all(getattr(self, metric) is None for metric in (*METRICS, "rejected")):
             return "Set at least one limit"
         if self.goodput and all(getattr(self, metric) is None for metric in OF_REQUESTS):
-            return "Set a limit on TTFT, ITL or E2E for goodput to judge by"
+            return "Set a limit on TTFT, ITL or E2E, which goodput needs"
         if self.rejected and not (self.queue_limit or self.queue_timeout_s):
-            return "Set the queue limit or timeout by which requests are rejected, under More"
+            return "Set a queue limit or timeout under More, by which requests are rejected"
         if not self.gpus and not self.use_points:
             return "Choose at least one GPU"
         return ""
@@ -273,13 +273,13 @@ PRESETS = {
         *(6000, 0.4, 300, 0.6),
         ttft=Limit("ttft", 95, 2.0),
         itl=Limit("itl", 95, 0.05),
-        source="all of it assumptions. One request of a university's service has 3,861 tokens in and 127 out (Wang and "
-        "others, RAGPulse, 2025, https://github.com/flashserve/RAGPulse)",
+        source="assumptions throughout. One request of a university's service has 3,861 tokens in and 127 out (Wang "
+        "and others, RAGPulse, 2025, https://github.com/flashserve/RAGPulse)",
     ),
     "Summarise": Preset(
         *(8000, 0.6, 400, 0.4),
         e2e=Limit("e2e", 95, 30.0),
-        source="all of it assumptions",
+        source="assumptions throughout",
     ),
     "Code": Preset(
         *(2020, 0.9, 28, 1.9),

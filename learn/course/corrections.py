@@ -46,8 +46,8 @@ def tokens_for_requests() -> Correction:
         f"GPUs for {WANTED_PER_S} requests/s, from {TOKENS_PER_S:,} tokens/s of one GPU",
         f"{significant(told, 4)} requests/s, {math.ceil(WANTED_PER_S / told)} GPUs",
         f"{significant(true, 4)} requests/s, {math.ceil(WANTED_PER_S / true)} GPUs",
-        f"Requests asked for {ASKED_TOKENS} tokens and made {MADE_TOKENS}: divide by what was made, or better, count "
-        "completed requests.",
+        f"Requests asked for {ASKED_TOKENS} tokens and got {MADE_TOKENS}: divide by what was generated, or better, "
+        "count completed requests.",
     )
 
 
@@ -59,7 +59,7 @@ def concurrency_over_the_limit() -> Correction:
         f"100 ({TTFT_MS[100]:,} ms)",
         f"{within} ({TTFT_MS[within]} ms), {AT_50_PER_S} requests/s: {math.ceil(WANTED_PER_S / AT_50_PER_S)} GPUs "
         f"for {WANTED_PER_S} requests/s",
-        f"{TTFT_MS[100]:,} ms is over the limit; a point that misses it by little misses it.",
+        f"{TTFT_MS[100]:,} ms is over the limit; a point that misses it by a little still misses it.",
     )
 
 
@@ -107,13 +107,14 @@ def median() -> Correction:
 LIMITS_OF_THE_METHOD = (
     "**Means, not percentiles.** Half of the requests may be slower than the mean. A limit meant for 95 of 100 users "
     "needs a percentile.",
-    "**Users that wait for each other.** In a closed loop a slow server gets fewer requests; real users keep coming. "
+    "**Users who wait for each other.** In a closed loop a slow server gets fewer requests; real users keep coming. "
     "On the other hand, users whose answers are equally long send their next prompts together, and those prompts "
     "queue: a closed loop can show a longer TTFT than the same load at random.",
-    "**Rungs.** Only the concurrencies that were measured can be chosen: between 10 and 25 lies a fleet of another "
-    "size. A fitted law fills the gap.",
+    "**Only measured levels.** One of the measured concurrencies has to be chosen, though between 10 and 25 lies a "
+    "fleet of another size. A fitted law fills the gap.",
     "**Nothing spare.** A fleet sized to 100 % of its best point has no room for a failure, an update, or a burst.",
-    "**A peak of single seconds.** The 95th percentile of a Poisson law covers the randomness of single seconds, not "
-    "the busy hours of a day; our planner simulates those arrivals, so give it the mean of the busiest hour.",
+    "**A peak of single seconds.** The 95th percentile of a Poisson distribution covers the randomness of single "
+    "seconds, not the busy hours of a day; our planner simulates those arrivals, so give it the mean of the busiest "
+    "hour.",
 )
 """Why the two answers differ, in markdown."""

@@ -12,7 +12,7 @@ def sentence(found: Figures) -> str:
     return (
         f"{found.completed:,} {requests} completed in {found.end:,g} ticks: {significant(found.requests_per_1k, 5)} "
         f"requests and {significant(found.tokens_per_1k, 6)} tokens per 1,000 ticks. {found.queue:,} wait at the end. "
-        f"{significant(100 * found.empty)}% of the slot time is unused."
+        f"{significant(100 * found.empty)} % of the slot time is unused."
     )
 
 

@@ -104,7 +104,7 @@ def test_settings_of_a_link_that_cannot_be_run_are_named(simulate: Open, text: s
 
 def test_a_long_run_is_drawn_in_part_and_says_so(simulate: Open) -> None:
     app = simulate(**{"show.lesson": "rate", "show.lesson_run": "rate|load=rate:0.46;ticks=5000"})
-    assert "Drawn are the first 200" in shown(app)
+    assert "Only the first 200 of" in shown(app)
 
 
 @pytest.mark.parametrize("ink", [LIGHT, DARK])

@@ -90,7 +90,7 @@ def test_the_answer_is_that_of_the_command_line(few: AppTest, by_command: dict[s
     assert text_of(few.title[0].value) == by_command["sentence"] == sentence(found.plan)
     numbers = {metric.label: metric.value for metric in few.metric}
     assert numbers["GPUs"] == str(by_command["gpus"])
-    assert {"p95 TTFT of later turns", "Found in the cache", "GPUs per 100 at once"} <= {
+    assert {"p95 TTFT of later turns", "Found in the cache", "GPUs per 100 sessions"} <= {
         label.removesuffix(" (binds)") for label in numbers
     }
     for line in sessions_lines(found):
@@ -155,7 +155,7 @@ def test_every_preset_says_where_it_is_from() -> None:
     assert set(PRESETS) == {"Chat", "RAG", "Summarise", "Code", "Agent", "Reasoning"}
     for name, preset in PRESETS.items():
         assert "ssumption" in preset.source, name
-        assert "https://" in preset.source or "all of it assumptions" in preset.source, name
+        assert "https://" in preset.source or "assumptions throughout" in preset.source, name
     documented = (ROOT / "docs" / "app.md").read_text(encoding="utf-8")
     for preset in PRESETS.values():
         for address in (word.strip("(),.;") for word in preset.source.split() if "https://" in word):

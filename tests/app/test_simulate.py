@@ -75,7 +75,7 @@ def test_the_page_opens_on_the_run_of_the_answer_and_says_what_it_teaches(
     cards = {metric.label: metric.value for metric in app.metric}
     for limit in plan.question.sla.limits:
         assert cards[f"p{limit.percentile} {limit.metric.upper()}"] == milliseconds(run.prediction().value_s(limit))
-    assert cards["Without an answer"] == f"{run.lost:,}" and ("Pauses" in cards) == bool(run.watched.pauses)
+    assert cards["Not served"] == f"{run.lost:,}" and ("Pauses" in cards) == bool(run.watched.pauses)
     assert "n" not in query_of(app)
 
 
@@ -129,7 +129,7 @@ def test_settings_follow_the_plan_where_they_were_not_changed(inside: Open, plan
     assert replicas == pytest.approx(round(replicas), rel=1e-5)
 
 
-LOSSES = {"Without an answer", "Pauses"}
+LOSSES = {"Not served", "Pauses"}
 
 
 def test_a_full_line_turns_requests_away_and_says_how_many(inside: Open, plan: Plan) -> None:
@@ -137,7 +137,7 @@ def test_a_full_line_turns_requests_away_and_says_how_many(inside: Open, plan: P
     app = inside(**{"show.run": f"load={load};kv_policy=max_utilization;kv=20000;line=2;requests=3000"})
     cards = {metric.label: int(metric.value.replace(",", "")) for metric in app.metric if metric.label in LOSSES}
     assert cards.keys() == LOSSES and min(cards.values()) > 0
-    assert f"{cards['Without an answer']:,} turned away" in text_of(app.title[0].value)
+    assert f"{cards['Not served']:,} turned away" in text_of(app.title[0].value)
     assert f"{cards['Pauses']:,} times" in shown(app)
 
 
@@ -193,7 +193,7 @@ def test_a_measured_replica_of_unknown_memory_is_simulated(inside: Open, store: 
     scenario = replace(ONE, model="<b>acme</b>", gpus=(), precisions=(), isl=1000, osl=200)
     app = inside(scenario)
     assert not app.exception and app.metric
-    assert "the size of the cache is unknown" in "\n".join(metric.delta for metric in app.metric)
+    assert "tokens; size unknown" in "\n".join(metric.delta for metric in app.metric)
     raw = "\n".join(part.value for part in (*app.title, *app.markdown, *app.caption))
     assert "x*y" not in raw and "<b>" not in raw
 

@@ -213,8 +213,8 @@ def test_without_goodput_every_limit_has_a_percentile_again(opened: Open) -> Non
 
 def test_what_goodput_and_rejections_need_is_said(opened: Open) -> None:
     alone = opened(ttft="off", itl="off", gap="p99:0.1s", goodput="99%")
-    assert alone.title[0].value == "Set a limit on TTFT, ITL or E2E for goodput to judge by"
-    assert opened(rejected="1%").title[0].value.startswith("Set the queue limit or timeout")
+    assert alone.title[0].value == "Set a limit on TTFT, ITL or E2E, which goodput needs"
+    assert opened(rejected="1%").title[0].value.startswith("Set a queue limit or timeout")
 
 
 def test_an_answer_with_a_queue_limit_says_that_it_is_simulated(opened: Open) -> None:

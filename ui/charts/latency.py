@@ -113,6 +113,10 @@ def with_measured(chart: Chart, points: Sequence[Point], limit: Limit, ink: Ink)
     return Chart(chart.plot, f"{chart.alt} Marked: {len(known)} {several} measured at offered rates.")
 
 
+BESIDE = 0.87
+"""Share of an axis beyond which a note has no room to the right of its line."""
+
+
 def with_knee(chart: Chart, curve: LoadCurve, ink: Ink) -> Chart:
     """The chart with a thin line at its knee, where the curve has one within the loads drawn."""
     knee = knee_per_s(curve)
@@ -120,7 +124,8 @@ def with_knee(chart: Chart, curve: LoadCurve, ink: Ink) -> Chart:
         return chart
     chart.plot.add_vline(x=knee, line={"color": ink.quiet, "width": 1, "dash": "dashdot"})
     text = f"knee {significant(knee)}"
-    note(chart.plot, text, ink.quiet, knee, 1, yref="paper", xanchor="right", yanchor="top")
+    side = "left" if knee < BESIDE * chart.plot.layout["xaxis"]["range"][1] else "right"
+    note(chart.plot, text, ink.quiet, knee, 1, yref="paper", xanchor=side, yanchor="top")
     return Chart(chart.plot, f"{chart.alt} The knee is at {significant(knee)} requests/s per replica.")
 
 
@@ -296,6 +301,6 @@ def lives_in_words(lives: Lives) -> str:
     waiting_s, prompt_s = float(lives.waiting_s[slow]), float(lives.prompt_s[slow])
     return (
         f"The slowest first token took {milliseconds(waiting_s + prompt_s)}, of which {milliseconds(waiting_s)} "
-        f"waiting for its prompt to be begun; with it the {len(lives.arrival_s) - 1} requests that arrived just before "
-        "and after."
+        f"waiting before its prompt was begun. Shown with the {len(lives.arrival_s) - 1} requests that arrived just "
+        "before and after it."
     )

@@ -140,7 +140,7 @@ def limit_by_hour(found: TracePlan, limit: Limit, ink: Ink) -> Chart:
     worst = max(known, default=0.0) / per_s
     many = f"{over} of {len(values)} hours"
     words = f"{limit_name(limit)} of each hour: {milliseconds(worst)} at most, limit {milliseconds(limit.limit_s)}"
-    return Chart(figure, f"{words}; over it in {many}, which the others make up for.")
+    return Chart(figure, f"{words}; exceeded in {many}, for which the others make up.")
 
 
 def gpus_by_hour(found: TracePlan, ink: Ink) -> Chart:
@@ -172,7 +172,7 @@ def _bars(figure: Plot, trace: Trace, of: Sequence[Hour], values: Sequence[float
 
 
 SESSIONS_PX = 240
-X_TITLE = "Sessions in flight, those who think included"
+X_TITLE = "Sessions in flight, thinking ones included"
 
 
 def hit_rate_over_load(found: SessionPlan, ink: Ink) -> Chart:
@@ -259,4 +259,4 @@ def _cliff_in_words(found: SessionPlan) -> str:
     if (cliff := found.cliff) is None:
         return ""
     times = significant(cliff.rate_per_s / found.seen.rate_per_s)
-    return f"; from {times} times the load on contexts crowd each other out of the cache"
+    return f"; from {times} times the load on, contexts crowd each other out of the cache"

@@ -11,13 +11,13 @@ from ui.visit import chosen, visit
 from ui.words import plain, tell, tell_unreadable
 
 VIEWS = {"table": "Table", "matrix": "Matrix by replica size"}
-POOLS = {"off": "One fleet", "on": "Prefill and decode apart"}
+POOLS = {"off": "One fleet", "on": "Disaggregated prefill and decode"}
 COSTS = {"on": "With cost", "off": "Without cost"}
 
 
 POOLS_HELP = (
-    "Disaggregated serving: one pool of replicas computes prompts, another tokens, each in the layout that suits it; "
-    "the KV cache travels between them."
+    "Disaggregated serving: one pool of replicas runs prefill and another decode, each in the layout that suits it; "
+    "the KV cache is transferred between them."
 )
 
 
@@ -46,7 +46,7 @@ def _title(plan: Plan) -> str:
     if count == 1:
         return f"One configuration meets this SLA: {fleet.candidate.label} with {fleet.gpus:,} GPUs"
     best = "costs least" if plan.question.prices else "needs the fewest GPUs"
-    return f"{fleet.candidate.label} {best}, {fleet.gpus:,}: the first of {count} that meet this SLA"
+    return f"{fleet.candidate.label} {best}, {fleet.gpus:,}: best of {count} that meet this SLA"
 
 
 def _compare(scenario: Scenario, plan: Plan) -> None:
@@ -74,7 +74,7 @@ def _compare(scenario: Scenario, plan: Plan) -> None:
         st.caption("Enter a price per GPU-hour in the form (under More) to compare costs.")
     _open_the_choice(scenario)
     if chosen("Pools", POOLS, "pools", help=POOLS_HELP) == "on":
-        with st.spinner("Sizing a pool for prompts and one for tokens, in every layout…"):
+        with st.spinner("Sizing a prefill and a decode pool, in every layout…"):
             found = answers.pools(scenario)
         compare.draw_pools(found, plan, scenario.lengths)
     st.subheader("Side by side", anchor=False)

@@ -57,7 +57,7 @@ def _cover() -> dict[str, str]:
     with st.form("report_cover", border=False):
         texts = {
             "title": _typed("Title", "title", MOST_TITLE, "Default: model and load"),
-            "author": _typed("Author", "author", MOST_AUTHOR, "Responsible author"),
+            "author": _typed("Author", "author", MOST_AUTHOR, "Name or team"),
             "notes": st.text_area(
                 "Notes",
                 key="report_notes",
@@ -103,19 +103,19 @@ def _downloads(found: Report, started_s: float) -> None:
     if handed.belated(found, started_s):
         st.warning(BELATED, icon=":material/history:")
     st.caption(WITH_ANSWER if found.answer else WITHOUT_ANSWER)
-    st.caption(f"Question {question_digest(found)}, as in the name of each file.")
+    st.caption(f"Question {question_digest(found)}, as in each file name.")
 
 
-BELATED = "A file asked for just now answers the question before the last change. Download it again."
-WITH_ANSWER = "The same numbers in all four, each with its unit and basis, and the link of this scenario."
+BELATED = "The file you just downloaded answers the question before the last change. Download it again."
+WITH_ANSWER = "All four hold the same numbers, each with its unit and basis, and a link to this scenario."
 WITHOUT_ANSWER = (
     "The report says why there is no answer, lists ways to meet the SLA and what was left out; it has no GPU count."
 )
 BESIDE: dict[answers.Beside, str] = {
-    "": "For the GPUs of each hour choose *Over a day* on the page *Size*, for those at rising goodput *The last per "
-    "cent*.",
-    "day": "With the GPUs of each hour: the page *Size* asks *Over a day*.",
-    "goodput": "With the GPUs at rising goodput: the page *Size* asks *The last per cent*.",
+    "": "To include the GPUs of each hour, choose *Over a day* on the *Size* page; for those at rising goodput, *Price "
+    "of goodput*.",
+    "day": "With the GPUs of each hour, as *Over a day* is chosen on the *Size* page.",
+    "goodput": "With the GPUs at rising goodput, as *Price of goodput* is chosen on the *Size* page.",
 }
 
 

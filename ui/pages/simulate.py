@@ -31,7 +31,7 @@ LEARN = {"lesson": "learn.lesson_view", "course": "learn.course_view"}
 """Views of another room, found by name."""
 LOOKS = {
     "time": "Over time",
-    "close": "A close look",
+    "close": "Close-up",
     "latency": "Latencies",
     "request": "Slowest request",
     "formula": "Against the formula",
@@ -50,7 +50,7 @@ def page(scenario: Scenario) -> None:
 def _replica(scenario: Scenario) -> None:
     if scenario.missing:
         st.title(scenario.missing, anchor=False)
-        st.markdown("Complete the form on the left; then there is a replica to inspect.")
+        st.markdown("Complete the form on the left; the replica to inspect appears at once.")
         return
     with st.spinner("Computing the plan whose replica is simulated…"):
         outcome = answers.outcome(scenario)
@@ -128,7 +128,7 @@ def _provenance(seen: SeenRun) -> str:
     unit, seconds = time_unit(seen.run.lasts_s)
     lasted = significant(seen.run.lasts_s / seconds)
     alone = seen.run.together == 1 and seen.fleet.working > 1
-    behind = f"one replica stands for all {seen.fleet.working}" if alone else f"replicas simulated: {seen.run.together}"
+    behind = f"one replica represents all {seen.fleet.working}" if alone else f"replicas simulated: {seen.run.together}"
     return f"{seen.run.requests:,} requests in {lasted} {unit}, {behind} · {seen.fleet.candidate.source}"
 
 
@@ -139,22 +139,22 @@ def _cards(seen: SeenRun) -> None:
             _limit_card(result, limit, share, allowed)
         in_flight = significant(result.mean_in_flight / seen.run.replicas)
         card("In flight", in_flight, "running and waiting", IN_FLIGHT_HELP)
-        card("KV cache, at most", *_kv_peak(seen), KV_HELP)
+        card("Peak KV cache", *_kv_peak(seen), KV_HELP)
         if result.watched.pauses:
             card("Pauses", f"{result.watched.pauses:,}", "because the KV cache was full", PAUSES_HELP)
-        card("Without an answer", f"{result.lost:,}", _losses(result), LOST_HELP)
+        card("Not served", f"{result.lost:,}", _losses(result), LOST_HELP)
 
 
 def _losses(result: Simulated) -> str:
-    counts = {"turned away": result.rejected, "timed out": result.timed_out, "given up": result.cancelled}
+    counts = {"rejected": result.rejected, "timed out": result.timed_out, "cancelled": result.cancelled}
     served = "all served" if result.watched.pauses else "all served, no pauses"
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or served
 
 
-CLOSE_HELP = "Close-up: over twice the lifetime of a request, iteration by iteration where there are few."
+CLOSE_HELP = "Close-up: about two request lifetimes, iteration by iteration where there are few."
 IN_FLIGHT_HELP = "Requests in a replica at once, running and waiting, averaged over time."
-KV_HELP = "Highest sample of the tokens that running requests hold in the first replica, and the cache size."
-PAUSES_HELP = "How often a running request lost its KV cache to others, over the whole run."
+KV_HELP = "Most tokens that running requests held at once in the first replica, and the size of its cache."
+PAUSES_HELP = "How often a running request was paused and lost its KV cache to others, over the whole run."
 LOST_HELP = "Requests rejected by a full queue, or dropped from it after the timeout."
 
 
@@ -164,12 +164,12 @@ def _limit_card(result: Simulated, limit: Limit, share: float, allowed: float) -
     st.metric(
         limit_name(limit),
         predicted.said(limit),
-        "no steady state" if result.saturated else f"{_percent(share)} over, {_percent(allowed)} may",
+        "no steady state" if result.saturated else f"{_percent(share)} over (max {_percent(allowed)})",
         delta_color="green" if kept else "red",
         delta_arrow="off",
         icon=":material/check_circle:" if kept else ":material/cancel:",
         border=True,
-        help=f"In this run; and the share of requests over {limit.said(limit.limit_s)}, with the share allowed.",
+        help=f"In this run, with the share of requests over {limit.said(limit.limit_s)} and the share allowed.",
     )
 
 
@@ -180,8 +180,8 @@ def _percent(share: float) -> str:
 def _kv_peak(seen: SeenRun) -> tuple[str, str]:
     peak = float(max(seen.result.watched.series[0].kv_tokens, default=0.0))
     if seen.setup.kv_tokens >= UNLIMITED_KV_TOKENS:
-        return significant(peak), "tokens; the size of the cache is unknown"
-    return _percent(peak / seen.setup.kv_tokens), f"{significant(peak)} of {seen.setup.kv_tokens:,} tokens"
+        return significant(peak), "tokens; size unknown"
+    return _percent(peak / seen.setup.kv_tokens), f"of {seen.setup.kv_tokens:,} tokens"
 
 
 def _look(seen: SeenRun) -> None:

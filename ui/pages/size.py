@@ -31,7 +31,7 @@ QUESTIONS = {
     "gpus": "How many GPUs?",
     "load": "What can my GPUs serve?",
     "day": "Over a day",
-    "goodput": "The last per cent",
+    "goodput": "Price of goodput",
     "trace": "From a trace",
     "sessions": "Users and agents",
 }
@@ -40,7 +40,8 @@ QUESTIONS = {
 def page(scenario: Scenario) -> None:
     """The whole page for one scenario."""
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
-        asked = chosen("Question", QUESTIONS, "size")
+        with st.container(width="content"):  # in a row a control scrolls on a phone, in a column it wraps
+            asked = chosen("Question", QUESTIONS, "size")
         corner = st.container(horizontal=True, vertical_alignment="center", width="content")
     if scenario.missing and asked != "sessions":  # which have limits of their own
         st.title(scenario.missing, anchor=False)
@@ -104,7 +105,7 @@ def gpus_by_goodput(scenario: Scenario, corner: DeltaGenerator) -> None:
     """What does the last per cent of the requests cost?"""
     if not any((scenario.ttft, scenario.itl, scenario.e2e)):
         st.title("Set a limit on TTFT, ITL or E2E", anchor=False)
-        st.markdown("Goodput is the share of the requests that keep these limits all at once.")
+        st.markdown("Goodput is the share of requests that meet all of these limits at once.")
         return
     with corner, st.spinner("Sizing a fleet for each goodput by simulation…"):
         outcome = answers.outcome(scenario)

@@ -53,8 +53,8 @@ def to_measure(candidate: Candidate, lengths: Lengths, in_flight: float, points:
     measured = f" Measured so far: {known} tokens, up to {candidate.calibrated_in_flight:,.0f} requests at once."
     return (
         f"To measure: {candidate.label} with {lengths.isl:,.0f} tokens in and {lengths.osl:,.0f} out, "
-        f"at concurrency {levels}; and at concurrency 1 with {LONGER * lengths.isl:,.0f} tokens in, to tell what a "
-        f"prompt costs by its length.{measured if have else ''}"
+        f"at concurrency {levels}; and at concurrency 1 with {LONGER * lengths.isl:,.0f} tokens in, to learn how "
+        f"the cost of a prompt grows with its length.{measured if have else ''}"
     )
 
 
@@ -114,7 +114,7 @@ def limit_cards(predicted: Prediction, sla: Sla, binding: Limit | None, when: st
 def _limit_help(limit: Limit, when: str) -> str:
     """What a card's figure is, and what it must be."""
     if limit.metric == "goodput":
-        return f"Share of all requests that keep every limit at once, predicted {when}: {limit}."
+        return f"Share of all requests that meet every limit at once, predicted {when}: {limit}."
     if limit.metric == "rejected":
         return f"Share of all requests that are rejected or time out, predicted {when}; at most {limit.allowed}."
     return f"Predicted {when}; the limit is {limit.allowed} at p{limit.percentile}."
@@ -277,7 +277,7 @@ def alternatives(plan: Plan, scenario: Scenario) -> None:
             "GPU": st.column_config.TextColumn(help="The first row is the answer."),
             "GPUs": number(format="%d", help=GPUS_HELP),
             "Requests/s per GPU": number(format="%.3g", help="Planned for a working replica, over its GPUs."),
-            "Room to the SLA": number(format="%.0f %%", help="Left of the limit that binds, at the planned load."),
+            "Room to the SLA": number(format="%.0f %%", help="Unused part of the binding limit, at the planned load."),
             "90 % band (GPUs)": st.column_config.TextColumn(
                 help="The count at both ends of the uncertainty of the times."
             ),
@@ -296,7 +296,7 @@ def _picked(plan: Plan, scenario: Scenario) -> None:
         st.markdown(f"**{plain(fleet.candidate.label)}:** {plain(working(plan, scenario))}")
         st.caption(plain(f"{answer.band(fleet)} · bound by {answer.binding(fleet)} · {fleet.candidate.source}"))
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.button("Plan with this one", on_click=use_candidate, args=(fleet.candidate,))
+            st.button("Plan with this configuration", on_click=use_candidate, args=(fleet.candidate,))
             st.page_link(COMPARE, label="Compare", icon=":material/table_rows:")
 
 
@@ -310,7 +310,7 @@ def _row(fleet: Fleet, price_per_gpu_hour: float | None) -> dict[str, object]:
         "GPUs": fleet.gpus,
         "Requests/s per GPU": fleet.requests_per_s_per_gpu,
         "Room to the SLA": 100 * room_share(fleet),
-        "Limit that binds": limit_name(limit),
+        "Binding limit": limit_name(limit),
         "Basis": fleet.basis.capitalize(),
         "90 % band (GPUs)": gpus_band(fleet),
     }
@@ -343,7 +343,7 @@ def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scena
         _memory(rejected, scenario)
     else:
         st.markdown(plain(sentence_case(rejected[0].why if rejected else reason)))
-        link_to_calibrate("Measure this model on a server of yours")
+        link_to_calibrate("Measure this model on your own server")
         widen(scenario)
     if rejected:
         left_out(rejected, expanded=True)
@@ -380,7 +380,9 @@ def _relaxations(scenario: Scenario) -> None:
 def widen(scenario: Scenario) -> None:
     """Where the form narrows the choice, a button that widens it."""
     if scenario.precisions or scenario.choice.asked or scenario.engines:
-        st.button("Allow any precision, TP and engine", on_click=allow_any, help="The form limits what is compared.")
+        st.button(
+            "Allow any precision, TP and engine", on_click=allow_any, help="The form now narrows what is compared."
+        )
 
 
 def _relaxation(way: Relaxation, number: int) -> None:
@@ -440,7 +442,7 @@ def _memory(rejected: tuple[Rejection, ...], scenario: Scenario) -> None:
     other = fits_elsewhere(scenario.model, scenario.lengths, tuple(lacking))
     if other is not None:
         fitting[other.label] = other
-        st.markdown(f"The smallest that fits on another GPU: {plain(other.label)}.")
+        st.markdown(f"The smallest configuration that fits on another GPU: {plain(other.label)}.")
     with st.container(horizontal=True):
         for label, candidate in fitting.items():
             st.button(plain(f"Use {label}"), on_click=use_candidate, args=(candidate,))
@@ -496,10 +498,10 @@ def show_prices(plan: Plan, prices: Sequence[GoodputPrice], scenario: Scenario) 
         hide_index=True,
         row_height=ROW_PX,
         column_config={
-            "Goodput": st.column_config.TextColumn(help="Share of all requests that keep every limit at once."),
+            "Goodput": st.column_config.TextColumn(help="Share of all requests that meet every limit at once."),
             "GPUs": st.column_config.TextColumn(alignment="right"),
             "More than the row above": st.column_config.TextColumn(
-                help="GPUs that the better service takes.", alignment="right"
+                help="Extra GPUs that the better service takes.", alignment="right"
             ),
             "Requests/s per GPU": st.column_config.TextColumn(alignment="right"),
         },

@@ -139,7 +139,7 @@ def row(plan: Plan, fleet: Fleet, with_cost: bool) -> dict[str, Any]:
         "90 % band (GPUs)": gpus_band(fleet),
         "Requests/s per GPU": fleet.requests_per_s_per_gpu,
         ROOM: 100 * min(1.0, max(0.0, room_share(fleet))),
-        "Limit that binds": binding_name(fleet),
+        "Binding limit": binding_name(fleet),
         "Basis": fleet.basis.capitalize(),
     }
     cost = cost_of(plan.question, fleet) if with_cost else None
@@ -181,7 +181,7 @@ def _columns() -> dict[str, Any]:
             width=100,
             y_min=0.0,
             y_max=1.5,
-            help="Predicted divided by allowed latency of the tightest limit, from no load to 1.1 × the capacity.",
+            help="Predicted latency over its limit, for the tightest limit, from no load to 1.1 × the capacity.",
         ),
     }
 
@@ -198,12 +198,14 @@ def draw_matrix(plan: Plan) -> None:
         cells.setdefault((miss.gpu, miss.precision, miss.engine, miss.layout.gpus), LEFT_OUT[miss.kind][0])
     sizes = sorted({size for *_, size in cells})
     rows = {
-        plain(" ".join(filter(None, names))): {gpus(size): cells.get((*names, size), "not asked") for size in sizes}
+        plain(" ".join(filter(None, names))): {gpus(size): cells.get((*names, size), "not compared") for size in sizes}
         for names in dict.fromkeys(key[:3] for key in cells)
     }
     alt = "GPUs needed: GPU, precision and engine down, GPUs of a replica across"
     st.table(pd.DataFrame.from_dict(rows, orient="index"), alt=alt)
-    st.caption("GPUs to own, spares included, with the 90 % band in brackets, in the best layout of so many a replica.")
+    st.caption(
+        "GPUs to own, spares included, with the 90 % band in brackets, in the best layout of a replica of that size."
+    )
 
 
 def draw_pools(found: Pools | Rejection | str, plan: Plan, lengths: Lengths) -> None:
@@ -278,7 +280,7 @@ def draw_side_by_side(question: Question, picked: Mapping[str, Fleet], with_cost
                 on_click=use_candidate,
                 args=(fleet.candidate,),
                 icon=":material/check:",
-                help="Writes GPU, layout, precision and engine into the form: every page then shows this one alone.",
+                help="Writes GPU, layout, precision and engine into the form: every page then shows it alone.",
             )
 
 
@@ -308,8 +310,8 @@ def lines(question: Question, fleets: list[Fleet], with_cost: bool) -> dict[str,
 def _costs(question: Question, fleets: list[Fleet]) -> dict[str, list[str]]:
     costs = [cost_of(question, fleet) for fleet in fleets]
     return {
-        PER_HOUR: ["not known" if cost is None else significant(cost.per_hour) for cost in costs],
-        PER_MILLION: ["not known" if cost is None else significant(cost.per_million_output_tokens) for cost in costs],
+        PER_HOUR: ["unknown" if cost is None else significant(cost.per_hour) for cost in costs],
+        PER_MILLION: ["unknown" if cost is None else significant(cost.per_million_output_tokens) for cost in costs],
     }
 
 

@@ -62,6 +62,7 @@ def _measured(points: Sequence[Point]) -> None:
                 help="Levels at a request rate. Those that the server kept up with are fitted; a level that verifies "
                 "a plan is predicted without it."
             ),
+            "Void": st.column_config.TextColumn(width=90),
             "Basis of answers": st.column_config.TextColumn(
                 help="Inside the measured range; outside it: extrapolated."
             ),

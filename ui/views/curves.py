@@ -105,7 +105,7 @@ def _try_load(scenario: Scenario, name: str, fleet: Fleet, limits: Sequence[Limi
 
 def _verdict(limit: Limit, value_s: float) -> str:
     kept = value_s <= limit.limit_s
-    icon, word = (":material/check_circle:", "keeps") if kept else (":material/cancel:", "misses")
+    icon, word = (":material/check_circle:", "meets") if kept else (":material/cancel:", "misses")
     return f"{icon} {word} {limit_name(limit)}: {limit.said(value_s)}, {room(value_s, limit)}"
 
 

@@ -164,7 +164,7 @@ def from_text(text: str, plan: RunSetup) -> tuple[RunSetup, list[str]]:
     for part in filter(None, text.split(";")):
         key, _, value = part.partition("=")
         if key not in FIELDS:
-            problems.append(f"{quoted(key)}: not a setting of a run, ignored")
+            problems.append(f"{quoted(key)}: not a setting of a run. It is ignored")
             continue
         field, parse = FIELDS[key]
         try:
@@ -193,12 +193,12 @@ assert [field for field, _ in FIELDS.values()] == [field.name for field in field
 
 def in_words(setup: RunSetup) -> str:
     """The settings on one line."""
-    line = f", {setup.max_waiting:,} in line at most" if setup.max_waiting else ""
+    line = f", at most {setup.max_waiting:,} waiting" if setup.max_waiting else ""
     timeout = f", dropped after {significant(setup.queue_timeout_s)} s" if setup.queue_timeout_s else ""
     kv = f", {setup.kv_tokens:,} KV tokens" if setup.kv_tokens < UNLIMITED_KV_TOKENS else ""
     return (
         f"{significant(setup.load_per_s)} requests/s, {POLICY_NAMES[setup.policy].lower()}, "
-        f"{setup.max_batch_size:,} at once, {setup.token_budget:,} tokens an iteration{kv}{line}{timeout}; "
+        f"{setup.max_batch_size:,} at once, {setup.token_budget:,} tokens per iteration{kv}{line}{timeout}; "
         f"{setup.requests:,} requests{f', seed {setup.seed}' if setup.seed else ''}"
     )
 
@@ -206,10 +206,10 @@ def in_words(setup: RunSetup) -> str:
 UNLIMITED_KV_TOKENS = 10**9
 """A cache this large stands for one whose size is not known."""
 POLICY_NAMES: Mapping[Policy, str] = {
-    "chunked": "Prompts in chunks",
+    "chunked": "Chunked prefill",
     "whole_prompt": "Whole prompts",
-    "prefill_first": "Prompts first",
-    "static": "Static batches",
+    "prefill_first": "Prefill first",
+    "static": "Static batching",
 }
 KV_POLICY_NAMES: Mapping[KvPolicy, str] = {
     "guaranteed_no_evict": "Reserve the whole answer",
@@ -235,19 +235,19 @@ def _draw_timeline(seen: SeenRun, series: TimeSeries) -> None:
     line = timeline(series)
     for place, chart in enumerate(_charts_over_time(series, seen.setup.kv_tokens)):
         show(chart, f"time_{place}")
-    absent = {"a prompt was cut in chunks": line.prefilling, "a request was paused": line.pauses}
-    never = " and never ".join(name for name, values in absent.items() if not np.any(values))
-    st.caption(f"First replica, sampled when an iteration begins{f'; in this stretch never {never}' if never else ''}.")
+    absent = {"no prompt was split into chunks": line.prefilling, "no request was paused": line.pauses}
+    never = " and ".join(words for words, values in absent.items() if not np.any(values))
+    st.caption(f"First replica, sampled when an iteration begins{f'; in this stretch {never}' if never else ''}.")
     columns = {name: getattr(line, field) for field, name in TIMELINE_COLUMNS.items()}
     data_behind(pd.DataFrame(columns), "State of the first replica over time")
 
 
 TIMELINE_COLUMNS = {
     "time_s": "Time (s)",
-    "running": "Running, mean",
-    "running_most": "Running, most",
-    "waiting_most": "Waiting, most",
-    "kv_tokens_most": "KV tokens, most",
+    "running": "Running (mean)",
+    "running_most": "Running (max)",
+    "waiting_most": "Waiting (max)",
+    "kv_tokens_most": "KV tokens (max)",
     "prefilling": "Chunked prompt in progress (share)",
     "pauses": "Pauses",
 }
@@ -258,7 +258,7 @@ COARSE = 60
 def _charts_over_time(series: TimeSeries, kv_tokens: int) -> list[Chart]:
     """Requests, memory, and what there is of chunked prompts and pauses."""
     line, coarse = timeline(series), timeline(series, COARSE)
-    running = [NamedLine("running", line.running), NamedLine("waiting, most", line.waiting_most)]
+    running = [NamedLine("running", line.running), NamedLine("waiting (max)", line.waiting_most)]
     charts = [drawn("Requests running and waiting", line.time_s, running, ink(), height=260)]
     if kv_tokens < UNLIMITED_KV_TOKENS:
         held = [NamedLine("held", 100 * line.kv_tokens_most / kv_tokens)]
@@ -267,10 +267,10 @@ def _charts_over_time(series: TimeSeries, kv_tokens: int) -> list[Chart]:
         charts.append(drawn("KV cache in use (tokens)", line.time_s, [NamedLine("held", line.kv_tokens_most)], ink()))
     if np.any(line.prefilling):
         part = [NamedLine("prompt in progress", 100 * coarse.prefilling)]
-        charts.append(drawn("Iterations with a prompt cut in chunks (%)", coarse.time_s, part, ink(), height=180))
+        charts.append(drawn("Iterations with a chunked prompt (%)", coarse.time_s, part, ink(), height=180))
     if np.any(line.pauses):
         pauses = [NamedLine("pauses", coarse.pauses)]
-        charts.append(drawn(f"Pauses (in each of {COARSE} steps)", coarse.time_s, pauses, ink(), height=180))
+        charts.append(drawn(f"Pauses in each of {COARSE} steps", coarse.time_s, pauses, ink(), height=180))
     return charts
 
 
@@ -311,9 +311,9 @@ def _token_gaps(result: Simulated) -> None:
         return
     gaps = result.watched
     st.markdown(
-        f"**Between two tokens** a reader waits {milliseconds(gaps.gap_p50_s)} in the median, "
+        f"**Between two tokens** a reader waits {milliseconds(gaps.gap_p50_s)} at the median, "
         f"{milliseconds(gaps.gap_p95_s)} at p95 and {milliseconds(gaps.gap_p99_s)} at p99. The ITL of a request is the "
-        f"mean of its gaps: {milliseconds(itl.p50_s)} in the median, {milliseconds(itl.p99_s)} at p99."
+        f"mean of its gaps: {milliseconds(itl.p50_s)} at the median, {milliseconds(itl.p99_s)} at p99."
     )
 
 
@@ -326,7 +326,7 @@ def slowest(seen: SeenRun) -> None:
     st.markdown(lives_in_words(lives))
     show(lives_of_requests(lives, ink()), "lives")
     if seen.run.replicas > 1:
-        st.caption("Requests of all simulated replicas, in the order of their arrival at the router.")
+        st.caption("Requests of all simulated replicas, in order of arrival at the router.")
     columns = {
         "Arrival (s)": lives.arrival_s,
         "Waiting (ms)": 1000 * lives.waiting_s,
@@ -338,7 +338,7 @@ def slowest(seen: SeenRun) -> None:
 
 def against(seen: SeenRun) -> None:
     """Table and chart of the differences, or why there are none."""
-    with st.spinner("Asking the formula…"):
+    with st.spinner("Computing what the formula predicts…"):
         said = by_formula(seen.run)
     if isinstance(said, str):
         st.caption(f":material/info: No formula for this run: {plain(said)}")
@@ -404,21 +404,26 @@ ARRIVAL_NAMES: Mapping[str, str] = {
     "batch:size=8": "In groups of 8",
 }
 NUMBERS: tuple[tuple[str, str, Range, str], ...] = (
-    ("load_per_s", "Load (requests/s per replica)", LOAD, "The plan gives each working replica this much."),
+    ("load_per_s", "Load (requests/s per replica)", LOAD, "To begin with, the plan's load of a working replica."),
     ("requests", "Requests to simulate", REQUESTS, "The first tenth is not counted. 200,000 at most: about a second."),
-    ("seed", "Seed", SEED, "Another seed draws other requests: results that persist are not chance."),
+    ("seed", "Seed", SEED, "Another seed draws other requests: a result that survives it is not chance."),
 )
 LIMITS: tuple[tuple[str, str, Range, str], ...] = (
     ("max_batch_size", "Batch limit (requests)", SLOTS, "Requests that run at once."),
-    ("token_budget", "Token budget (per iteration)", BUDGET, "Tokens of one iteration, prompts and decode steps."),
+    (
+        "token_budget",
+        "Token budget (per iteration)",
+        BUDGET,
+        "Most tokens of one iteration, prefill and decode together.",
+    ),
     ("kv_tokens", "KV cache (tokens)", KV_TOKENS, "Tokens of prompts and answers that fit in memory."),
-    ("max_waiting", "Waiting line (requests)", LINE, "Requests beyond this are rejected; 0: no limit."),
+    ("max_waiting", "Queue limit (requests)", LINE, "Waiting requests beyond this are rejected; 0: no limit."),
     ("queue_timeout_s", "Queue timeout (s)", PATIENCE_S, "Requests that have waited this long are dropped; 0: never."),
 )
 POLICY_HELP = (
-    "In chunks: every iteration holds one token of each running request and as much of the prompts as the token budget "
-    "allows. Whole prompts: the same without splitting prompts. Prompts first: waiting prompts run alone, then decode "
-    "steps. Static: a batch is admitted when the previous one has ended entirely."
+    "Chunked prefill: every iteration holds one token of each running request and as much of the prompts as the token "
+    "budget allows. Whole prompts: the same without splitting prompts. Prefill first: waiting prompts run alone, then "
+    "decode steps. Static batching: a batch is admitted when the previous one has ended entirely."
 )
 KV_POLICY_HELP = (
     "Reserve: a request is admitted when prompt and answer fit. Fill up: it is admitted when its prompt fits; if "
@@ -433,7 +438,7 @@ def draw(plan: RunSetup) -> RunSetup:
     if text:
         visit().shown[IN_URL] = text
     if problems:
-        st.warning("  \n".join(map(plain, problems)), title="Settings of this link that were not applied as given")
+        st.warning("  \n".join(map(plain, problems)), title="Some settings of this link could not be used")
     _fill(setup)
     title = plain(f"{'Your' if text else 'Planned'} run: {in_words(setup)}")
     with st.expander(title, icon=":material/tune:", key="simulate_settings"), st.form("simulate", border=False):
@@ -456,7 +461,7 @@ def _fields(setup: RunSetup) -> None:
         _choice("KV cache policy", {name: KV_POLICY_NAMES[name] for name in KV_POLICIES}, "kv_policy", KV_POLICY_HELP)
 
 
-ARRIVALS_HELP = "How requests are spread over time; CV is the deviation of the gaps over their mean."
+ARRIVALS_HELP = "How requests are spread over time; CV: standard deviation of the gaps over their mean."
 
 
 def _arrival_name(arrivals: str) -> str:

@@ -123,7 +123,7 @@ def _row(fleet: Existing) -> dict[str, object]:
         "Requests/s": fleet.rate_per_s,
         "Requests/s per GPU": fleet.requests_per_s_per_gpu,
         "GPUs left over": fleet.unused,
-        "Limit that binds": "stable rate" if fleet.binding == "stable rate" else limit_name(fleet.limit),
+        "Binding limit": "stable rate" if fleet.binding == "stable rate" else limit_name(fleet.limit),
         "Basis": fleet.basis.capitalize(),
         "90 % band (requests/s)": f"{significant(fleet.low)} to {significant(fleet.high)}",
     }

@@ -32,25 +32,27 @@ from ui.words import plain, sentence_case, tell, tell_unreadable
 
 MANY = {"users": "Users at once", "rate": "Sessions/s"}
 MANY_HELP = (
-    "Users or agents with a session open at once, those who read or wait for a tool included; or sessions that start."
+    "Users or agents with a session open at once, including those who read or wait for a tool; or sessions that start."
 )
 TURN_LAWS: dict[str, str] = {"geometric": "Geometric", "fixed": "All the same"}
 ROUTINGS: dict[str, str] = {
-    "affinity": "With its session",
-    "prefix_aware": "Most of it cached",
+    "affinity": "Session affinity",
+    "prefix_aware": "Prefix-aware",
     "least_outstanding": "Least outstanding",
     "random": "Random",
 }
-ROUTING_HELP = "Which replica gets a turn. All four are compared in the answer."
-IN_PLACE = (
-    "Of the form at the side its model, GPUs, limits on TTFT, ITL and E2E of any turn, headroom, spares and price "
-    "count; its load, lengths, routing, arrivals, prefix, goodput, limit on rejected requests, queue limit and timeout "
-    "do not. A limit without a percentile counts at p95. "
-    "Its presets Chat and Agent fill in sessions of their kind."
+ROUTING_HELP = (
+    "Which replica gets a turn: that of its session, the one that has most of it cached, the one with the fewest "
+    "requests, or any. The answer compares all four."
 )
-NO_GAPS = "The limit on gaps between tokens does not count: they are not simulated for sessions."
+IN_PLACE = (
+    "From the form on the left, the model, GPUs, limits on TTFT, ITL and E2E (of any turn), headroom, spares and price "
+    "count; load, lengths, routing, arrivals, prefix, goodput, rejected requests, queue limit and timeout do not. A "
+    "limit without a percentile counts at p95. The presets Chat and Agent fill in sessions of their kind."
+)
+NO_GAPS = "The limit on gaps between tokens does not count: gaps are not simulated for sessions."
 LINK_SAYS = "This link opens the same question with the same sessions and shows today's answer."
-WHAT_IF_LONG = "Fewer GPUs, precisions and engines to compare take less time."
+WHAT_IF_LONG = "Comparing fewer GPUs, precisions and engines takes less time."
 
 
 class Number(NamedTuple):
@@ -68,35 +70,35 @@ TOKENS = Range(1, 1_000_000, "tokens")
 LIMITED = Range(0.001, 1e6)
 HOW_MANY = {
     "users": Number("Users or agents at once", Range(1, 1_000_000), 200, MANY_HELP),
-    "rate": Number("Sessions that start each second", Range(1e-4, 10_000), 1.0, MANY_HELP),
+    "rate": Number("Sessions started per second", Range(1e-4, 10_000), 1.0, MANY_HELP),
 }
 NUMBERS = {
-    "turns": Number("Turns", Range(1, 1000), SHAPE.turns, "Of a session, on average: questions, or steps of an agent."),
+    "turns": Number("Turns", Range(1, 1000), SHAPE.turns, "Mean of a session: questions, or steps of an agent."),
     "think_s": Number(
         "Think or tool time (s)",
         Range(0, 86_400),
         SHAPE.think_s,
-        "Mean time from an answer to the next turn, exponential: of a user who reads and writes, or of a tool.",
+        "Mean time from an answer to the next turn, exponential: a user reads and writes, or a tool runs.",
     ),
     "first_tokens": Number("First prompt (tokens)", TOKENS, SHAPE.first_tokens, "Mean, the system prompt excluded."),
-    "first_cv": Number("First prompt, variation", VARIATION, SHAPE.first_cv, "Standard deviation over mean."),
+    "first_cv": Number("First prompt variation (CV)", VARIATION, SHAPE.first_cv, "Standard deviation over mean."),
     "user_tokens": Number(
         "Later turn (tokens)",
         TOKENS,
         SHAPE.user_tokens,
-        "What a later turn adds to all that was said: a question, or what a tool returned. Mean.",
+        "Mean of what a later turn adds to the conversation: a question, or what a tool returned.",
     ),
-    "user_cv": Number("Later turn, variation", VARIATION, SHAPE.user_cv, "Standard deviation over mean."),
+    "user_cv": Number("Later turn variation (CV)", VARIATION, SHAPE.user_cv, "Standard deviation over mean."),
     "output_tokens": Number("Answer (tokens)", TOKENS, SHAPE.output_tokens, "Mean, reasoning included."),
-    "output_cv": Number("Answer, variation", VARIATION, SHAPE.output_cv, "Standard deviation over mean."),
+    "output_cv": Number("Answer variation (CV)", VARIATION, SHAPE.output_cv, "Standard deviation over mean."),
     "system_tokens": Number(
-        "System prompt (tokens)", Range(0, 1_000_000), SHAPE.system_tokens, "That all sessions begin with."
+        "System prompt (tokens)", Range(0, 1_000_000), SHAPE.system_tokens, "With which all sessions begin."
     ),
     "context_tokens": Number(
         "Longest context (tokens)",
         Range(0, 10_000_000),
         0,
-        "A turn beyond it ends its session; 0: what the model takes.",
+        "A turn that would exceed it ends its session; 0: what the model takes.",
     ),
 }
 """Fields of `Sessions` by name."""
@@ -209,9 +211,9 @@ def _cards(found: SessionPlan) -> None:
     seen, parts = found.seen, found.seen.predicted.parts
     with st.grid(5, min_column_width=150):
         hundred = f"{significant(seen.in_flight)} in flight"
-        card("GPUs per 100 at once", significant(found.gpus_per_100), hundred, "All GPUs over sessions in flight.")
-        filled = f"contexts: {percent(found.filled(seen))} of KV"
-        found_help = "Of all prompt tokens, at the planned load. Below it, what all contexts take of the KV cache."
+        card("GPUs per 100 sessions", significant(found.gpus_per_100), hundred, "All GPUs over sessions in flight.")
+        filled = f"contexts: {percent(found.filled(seen))} of it"
+        found_help = "Share of all prompt tokens, at the planned load; and what all contexts take of the KV cache."
         card("Found in the cache", percent(seen.hit_rate), filled, found_help)
         for turns, label in ((parts["first_ttft"], "first turns"), (parts["later_ttft"], "later turns")):
             shown = (milliseconds(turns.p95_s), f"median {milliseconds(turns.p50_s)}") if turns.known else ("none", "")
@@ -245,8 +247,8 @@ def _row(found: SessionPlan, seen: Seen) -> dict[str, str]:
         "In flight": "grows" if seen.saturated else significant(seen.in_flight),
         "Found in the cache": percent(seen.hit_rate),
         "Contexts over KV cache": "" if seen.saturated else percent(found.filled(seen)),
-        "p95 TTFT, first": "" if seen.saturated else milliseconds(parts["first_ttft"].p95_s),
-        "p95 TTFT, later": "" if seen.saturated else milliseconds(parts["later_ttft"].p95_s),
+        "p95 TTFT, first turns": "" if seen.saturated else milliseconds(parts["first_ttft"].p95_s),
+        "p95 TTFT, later turns": "" if seen.saturated else milliseconds(parts["later_ttft"].p95_s),
         "p95 time of a session": "" if seen.saturated else _time(parts["session"].p95_s),
         "SLA": "kept" if seen.meets else "missed",
     }

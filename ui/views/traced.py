@@ -60,24 +60,24 @@ from ui.words import limit_name, plain, sentence_case, tell, tell_unreadable
 
 state = st.session_state
 TRACE, ENDS, SCALE, LIMITS = PREFIX + "trace", PREFIX + "part", PREFIX + "scale", PREFIX + "classes"
-WINDOWS = {"all": "All of it", "worst-hour": "Worst hour", "part": "From … to"}
+WINDOWS = {"all": "Whole trace", "worst-hour": "Worst hour", "part": "From … to"}
 WINDOW_HELP = "Which requests are replayed. Worst hour: the hour with the most tokens."
 SCALES = Range(0.1, 100)
 SCALE_HELP = (
-    "Times the requests of the trace, with the same bursts: above 1 requests come several times, a moment apart; "
-    "below 1 some are dropped at random."
+    "Multiplies the requests of the trace and keeps its bursts: above 1, requests are repeated a moment apart; below "
+    "1, some are dropped at random."
 )
 MOST_STEPS = 200
 STEPS_S = (MINUTE_S, 5 * MINUTE_S, 15 * MINUTE_S, HOUR_S, 6 * HOUR_S)
 """Of the slider that picks a part."""
 MIB = 2**20
 WHAT = (
-    "Upload the requests of an hour, a day or a week as a gateway or a server has logged them: when each came, its "
-    "input tokens, its output tokens. Each fleet is tried on these very requests, with their bursts and lengths."
+    "Upload an hour, a day or a week of requests as logged by a gateway or a server: the arrival time, input tokens "
+    "and output tokens of each. Every fleet is tried on exactly these requests, with their bursts and lengths."
 )
 KEPT = (
-    ":material/lock: Kept are, for this visit: times, tokens, which requests belong to one conversation, and names of "
-    "classes. Prompts and names of people are not read. A link cannot carry a trace."
+    ":material/lock: Kept for this visit only: arrival times, tokens, which requests belong to one conversation, and "
+    "names of classes. Prompts and names of people are not read. A link cannot carry a trace."
 )
 EXAMPLE_HELP = "A day with office hours and bursts: invented, not recorded."
 LINKED = (
@@ -90,17 +90,17 @@ LINK_SAYS = (
 )
 EXAMPLE_LINK_SAYS = "This link opens the same question with the example."
 IN_PLACE = (
-    "Load, arrivals and lengths are those of the trace; the form's do not count here. All else in the form does: "
-    "model, GPUs, limits, headroom, spares, routing, prefix, price."
+    "Load, arrivals and lengths come from the trace, not from the form. All else in the form counts: model, GPUs, "
+    "limits, headroom, spares, routing, prefix, price."
 )
 ADD_HELP = (
-    "The requests of both files then arrive together, in the order of time, and each file is a class, with limits of "
-    "its own. Classes may also stand in a column, class."
+    "The requests of both files are merged by time, and each file becomes a class with limits of its own. Classes may "
+    "also be given in a column named class."
 )
 LIMITS_EXAMPLE = "code:ttft=p95:300ms,itl=none; batch:e2e=p95:60s"
 LIMITS_HELP = (
-    "Each class keeps the limits of the form, counted over its own requests, but for those given here: metrics ttft, "
-    "itl, gap and e2e, percentile and time, or none."
+    "Each class has the limits of the form, over its own requests, except those given here: ttft, itl, gap or e2e, "
+    "with percentile and time, or none."
 )
 FILES = {
     "pdf": ("PDF", ":material/picture_as_pdf:"),
@@ -109,7 +109,7 @@ FILES = {
 }
 ROWS = 8
 """Hours in the table of the worst."""
-WORST_HELP = "Requests within all limits on requests, of those that came in this hour."
+WORST_HELP = "Share of this hour's requests that met all limits on requests."
 
 
 def ask_trace() -> Recorded | None:
@@ -127,7 +127,7 @@ def ask_trace() -> Recorded | None:
         return None
     _tell_refused()
     if state.get(TRACE, found.digest) != found.digest:
-        st.info("This link was made with another trace: its writer saw another answer.", icon=":material/link_off:")
+        st.info("This link was made with another trace, whose answer may differ.", icon=":material/link_off:")
     visit().shown[TRACE] = found.digest
     return found
 
@@ -136,7 +136,7 @@ def _upload(found: Recorded | None = None) -> None:
     """Take a file as the trace of this visit, or as a class beside the one that was `found`; the example, and which
     files are read."""
     adds = found is not None and st.toggle(
-        "Add it to this trace, as a class", key=f"trace_adds_{visit().traces}", help=ADD_HELP
+        "Add it to this trace as a class", key=f"trace_adds_{visit().traces}", help=ADD_HELP
     )
     key = f"trace_{visit().traces}"  # a new uploader, an empty one, after each file
     label = f"CSV, CSV.gz, Parquet or JSON lines, {MOST_UPLOAD_BYTES // MIB} MB at most"
@@ -181,8 +181,8 @@ def _take(found: Recorded | str | None) -> None:
 def _formats() -> None:
     """The kinds of files, by the columns or keys that tell them."""
     st.markdown(
-        "CSV and Parquet are told by their columns, JSON lines and `key=value` lines by their keys. Any of them may be "
-        "packed by gzip, Parquet excepted. A column or key `class` in any of them names classes of requests."
+        "CSV and Parquet are recognised by their columns, JSON lines and `key=value` lines by their keys. All but "
+        "Parquet may be compressed by gzip. In any of them, a column or key `class` names classes of requests."
     )
     rows = [
         (sentence_case(form.label), *(" or ".join(names) for names in (form.times, form.isl, form.osl, form.session)))
@@ -285,7 +285,7 @@ def facts(trace: Trace, of: str = "") -> str:
     """What is replayed, in a line."""
     ends = f"{trace.clock(float(trace.arrival_s[0]))} to {trace.clock(float(trace.arrival_s[-1]))}"
     bursts = dispersion(trace)
-    varying = "" if math.isnan(bursts) else f" · requests of a second vary {bursts:.2g} times as much as at random"
+    varying = "" if math.isnan(bursts) else f" · requests per second vary {bursts:.2g} times as much as random arrivals"
     return (
         f"{len(trace):,} requests{of} · {ends} · {significant(trace.rate_per_s)} requests/s on average, "
         f"{significant(busiest_rate_per_s(trace))} in the busiest hour · {significant(float(trace.isl.mean()))} input "

@@ -56,7 +56,7 @@ class Gpu:
     memory_bytes: _Count
     bandwidth_bytes_per_s: _Positive
     link_bytes_per_s: _Positive = 64e9
-    """To the other GPUs of the server, one direction; if a file does not say, PCIe 5 with 16 lanes."""
+    """To the other GPUs of the server, in one direction; unless the file gives it, PCIe 5 with 16 lanes."""
     flops_per_s: dict[Literal["bf16", "fp8", "fp4"], _Positive]
     precisions: tuple[Precision, ...]
     gpus_per_server: _Count

@@ -1,4 +1,4 @@
-"""Synthetic demand like that of a trace: a profile of the day or week, bursts around it, lengths that go together.
+"""Synthetic demand like that of a trace: a profile of the day or week, bursts around it, correlated lengths.
 
 Expected requests run through the totals of the profile's hours; around them arrivals are a Poisson process, a renewal
 process with gamma gaps, or a Poisson process whose rate jumps between two states (MMPP). Which, and with what
@@ -31,13 +31,13 @@ DAY_H, WEEK_H = 24, 168
 MONDAY_S = 3 * DAY_S
 """From a Monday, 0:00, to the start of 1970, a Thursday."""
 SCALES_S = (1.0, 10.0, 60.0, 600.0)
-"""Time scales at which the dispersion of a trace is looked at."""
+"""Time scales at which the dispersion of a trace is measured."""
 FEWEST, BATCHES = 100, 20
-"""Requests that a model needs, and parts of a trace whose scatter tells the error of a dispersion."""
+"""Requests that a model needs, and parts of a trace whose scatter gives the error of a dispersion."""
 TOLERANCE = 0.05
 """Relative error of a dispersion that does not matter."""
 PRICE = 6.0
-"""Of a parameter: what it must take off the squared errors. By chance it does so in 1 of 70 cases."""
+"""By how much a further parameter must reduce the squared errors; by chance it does so in 1 of 70 cases."""
 WHOLE = 0.99
 LEAST_INDEX = 1e-3
 CVS, VARIANCES = (0.05, 20.0), (1e-4, 99.0)
@@ -71,14 +71,14 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class Gamma:
-    """Gaps, as long as the rate of the moment makes them, are gamma variables: `cv` 1 is Poisson, less more regular."""
+    """Gaps, scaled by the rate at the moment, are gamma variables: `cv` 1 is Poisson, below 1 more regular."""
 
     cv: Annotated[float, Field(ge=CVS[0], le=CVS[1])]
     kind: Literal["gamma"] = "gamma"
     parameters: ClassVar[int] = 1
 
     def dispersion(self, rate_per_s: float, every_s: float) -> float:
-        """The same, of the stationary renewal process: towards cv^2 for long stretches.
+        """The same for the stationary renewal process: approaches cv^2 over long stretches.
 
         The variance is x - x^2 + 2 times the integral of the renewal function up to the x requests expected, which is
         a sum of incomplete gamma functions; beyond some gaps its asymptote (Cox 1962, Renewal Theory, 4.5).
@@ -123,7 +123,7 @@ class Mmpp:
 
     @property
     def relaxing_per_s(self) -> float:
-        """The state of now is forgotten as exp(-relaxing t)."""
+        """The present state is forgotten as exp(-relaxing t)."""
         return 1 / self.low_s + 1 / self.high_s
 
     @property
@@ -136,7 +136,7 @@ class Mmpp:
         return two_state_dispersion(self.variance, self.relaxing_per_s, rate_per_s, every_s)
 
     def states(self, span_s: float, rng: np.random.Generator) -> tuple[Seconds, Floats]:
-        """The states in turn, the first as likely as it is at any time."""
+        """The states in turn; the first is drawn with its long-run probability."""
         both = [(self.low_s, self.low_factor), (self.high_s, self.high_factor)]
         if rng.random() < self.high_share:
             both.reverse()
@@ -162,7 +162,7 @@ def two_state_dispersion(variance: float, relaxing_per_s: float, rate_per_s: flo
 
 
 def two_state_third(relaxing_per_s: float, every_s: float) -> float:
-    """Third cumulant of a two-state factor's mean over `every_s`, over that of the factor itself: 1 down to 0.
+    """Third cumulant of a two-state factor's mean over `every_s`, relative to that of the factor itself: 1 down to 0.
 
     Three moments apart by s and u have the third moment m exp(-relaxing (s + u)), for the state forgets at one rate.
     """
@@ -240,10 +240,10 @@ class DemandModel:
 
 
 def drawn(model: DemandModel, days: float, *, seed: int = 0, scale: float = 1.0) -> Trace:
-    """A trace of the model from its hour 0 on, with `scale` times the rate and bursts as long and as high.
+    """A trace drawn from the model from its hour 0 on, at `scale` times the rate, with bursts as long and as high.
 
     Where states change the rate, requests are drawn after the states, by the expected requests of each. Raises
-    ScenarioError for days and scales that are no numbers above 0, and for too few or too many requests.
+    ScenarioError for days and scales that are not numbers above 0, and for too few or too many requests.
     """
     for name, value in (("days", days), ("scale", scale)):
         if not 0 < value < math.inf:
@@ -272,7 +272,7 @@ def drawn(model: DemandModel, days: float, *, seed: int = 0, scale: float = 1.0)
 def renewals(until: float, cv: float, rng: np.random.Generator) -> Floats:
     """Events of a stationary renewal process with gamma gaps of mean 1, from 0 to before `until`, ascending.
 
-    The first comes after a uniform part of a gap that is drawn by its length, as anybody who looks in at any time sees.
+    The first comes after a uniform part of a length-biased gap, as seen from a random moment.
     """
     shape = cv**-2
     first = rng.random() * rng.gamma(shape + 1, 1 / shape)
@@ -296,7 +296,7 @@ def fitted(trace: Trace, *, seed: int = 0) -> DemandModel:
     """The model of a trace: its profile, its lengths, and of the arrival processes the one that explains the dispersion
     of counts best, at a price for each parameter.
 
-    Times that are rounded are first spread over the step to which they are, at random. Raises TraceError for fewer than
+    Rounded times are first spread at random over their rounding step. Raises TraceError for fewer than
     FEWEST requests, less than 40 s and more than MOST_DAYS.
     """
     if len(trace) < FEWEST or trace.span_s < 2 * BATCHES * SCALES_S[0]:
@@ -321,9 +321,9 @@ def fitted(trace: Trace, *, seed: int = 0) -> DemandModel:
 
 
 def hours_of(span_s: float) -> int:
-    """Hours of the profile of a trace: a week of two weeks and more, a day of a day and more, else one for all.
+    """Hours of the profile of a trace: a week for two weeks or more, a day for a day or more, else one for all.
 
-    A day is there from the first request to the last, so that some minutes may lack: every hour is seen all the same.
+    A day counts from the first request to the last, so some minutes may be missing; every hour is seen all the same.
     """
     return WEEK_H if span_s >= WHOLE * 2 * WEEK_H * HOUR_S else DAY_H if span_s >= WHOLE * DAY_S else 1
 
@@ -337,7 +337,7 @@ def on_profile(trace: Trace, hours: int, seed: int) -> Seconds:
 
 
 def hourly(at_s: Seconds, hours: int) -> tuple[float, ...]:
-    """Mean requests/s of each hour of a profile of so many, of arrivals counted from its hour 0."""
+    """Mean requests/s in each hour of a profile of so many hours, from arrivals counted from its hour 0."""
     first_s, last_s = float(at_s[0]), float(at_s[-1])
     if hours == 1:
         return ((len(at_s) - 1) / (last_s - first_s),)
@@ -361,7 +361,7 @@ def unrounded(at_s: Seconds, seed: int) -> Seconds:
 
 
 def rank_correlation(isl: Counts | Floats, osl: Counts | Floats) -> float:
-    """Spearman's, of the two lengths of requests; 0 where one of them is always the same."""
+    """Spearman's rank correlation of the two lengths of requests; 0 if one of them is constant."""
     from scipy.stats import rankdata
 
     some = slice(None, None, max(1, len(isl) // RANKED))
@@ -370,9 +370,9 @@ def rank_correlation(isl: Counts | Floats, osl: Counts | Floats) -> float:
 
 
 def correlation_of(isl: TokenLaw, osl: TokenLaw, ranked: float, seed: int) -> float:
-    """The correlation of normal deviates at which lengths of two laws have this rank correlation.
+    """The correlation of normal deviates at which lengths from two laws have this rank correlation.
 
-    Of lengths that are all different it is 2 sin(pi/6 ranked) (Pearson 1907); where many are the same, ranks tell less.
+    For lengths that are all different it is 2 sin(pi/6 ranked) (Pearson 1907); with many ties, ranks say less.
     """
     if not (isl.cv and osl.cv):
         return 0.0
@@ -385,7 +385,7 @@ def correlation_of(isl: TokenLaw, osl: TokenLaw, ranked: float, seed: int) -> fl
         return rank_correlation(*lengths.at(*normal)) - ranked
 
     least, most = off(-1), off(1)
-    if least >= 0 or most <= 0:  # beyond what the laws can have, or lengths that hardly ever differ
+    if least >= 0 or most <= 0:  # beyond what the laws allow, or lengths that hardly ever differ
         return math.copysign(1.0, ranked) if most - least > TOLERANCE else 0.0
     return round(float(brentq(off, -1, 1, xtol=1e-3)), 3)
 
@@ -411,13 +411,13 @@ class Dispersion(NamedTuple):
     hidden: float
 
     def of(self, index: Callable[[float, float], float]) -> float:
-        """What this trace would show on average of a process with this `index` (rate, seconds)."""
+        """What this trace would show on average if it came from a process with this `index` (rate, seconds)."""
         taken = self.hidden * index(self.rate_per_s, self.block_s)
         return max(LEAST_INDEX, index(self.rate_per_s, self.every_s) - taken)
 
 
 def dispersions(model: DemandModel, at_s: Seconds) -> list[Dispersion]:
-    """The dispersion of arrivals around a model's profile at the time scales of which the trace has enough stretches.
+    """The dispersion of arrivals around a model's profile at the time scales for which the trace has enough stretches.
 
     Where the rate r of a stretch varies, a factor of variance c in front of it adds c r^2 to the variance r: hence the
     index is that of the mean rate r^2 / r. The third cumulant is the third factorial one, over r^3.
@@ -456,12 +456,12 @@ def in_stretches(model: DemandModel, at_s: Seconds, every_s: float) -> tuple[Flo
 
 
 def misfit(arrivals: Poisson | Gamma | Mmpp, seen: list[Dispersion]) -> float:
-    """Squared errors of log dispersion in standard errors, added up."""
+    """The sum of squared errors of log dispersion, in standard errors."""
     return float(np.sum(errors_of(arrivals.dispersion, seen) ** 2))
 
 
 def errors_of(index: Callable[[float, float], float], seen: list[Dispersion]) -> Floats:
-    """Of each scale the log of the dispersion that a process gives over what was seen, in standard errors."""
+    """For each scale the log of the dispersion that a process gives over what was seen, in standard errors."""
     return np.array([math.log(each.of(index) / each.ratio) / each.error for each in seen])
 
 
@@ -502,11 +502,11 @@ def two_states_of(seen: list[Dispersion], span_s: float) -> list[Mmpp]:
     return [Mmpp.of(float(variance), 1 / float(relaxed_s), third / float(variance) ** 1.5, least_share)]
 
 
-# --- How well a model meets the trace that it was fitted to
+# --- How well a model matches the trace that it was fitted to
 
 WITHIN, WITHIN_DISPERSION, WITHIN_CORRELATION = 0.10, 0.20, 0.05
 TWIN = 100_000
-"""Requests, about, of a drawn trace that a recorded one with fewer is compared with."""
+"""Approximate number of requests in the drawn trace that a shorter recorded one is compared with."""
 PERCENTILES = (50, 95, 99)
 
 
@@ -530,7 +530,7 @@ class Compared(NamedTuple):
 def compared(model: DemandModel, trace: Trace, *, seed: int = 0) -> list[Compared]:
     """Dispersion, busy seconds and minutes, and lengths: of the trace, and of the model.
 
-    Dispersions are those that the model shows on average, everything else is that of a drawn trace over the same hours,
+    Dispersions are those that the model shows on average; everything else is that of a drawn trace over the same hours,
     or more of them. Requests in a second and a minute are over what the profile expects there, where it expects one or
     more on average and the trace has twenty.
     """
@@ -573,7 +573,7 @@ def _relative(figure: str, value: float, other: float, allowed: float) -> Compar
 
 
 def ratios(counts: Floats, expected: Floats) -> Floats:
-    """Percentiles of counts over what was expected, of the stretches in which something was."""
+    """Percentiles of counts over what was expected, over the stretches in which something was expected."""
     some = expected > 0
     return np.asarray(np.percentile(counts[some] / expected[some], PERCENTILES))
 

@@ -170,11 +170,11 @@ EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
 EXCHANGED_BYTES = 4
 """Per token, layer and number of its width: the results of two matrix products, in 16 bits, that TP adds up."""
 PCIE_SHARE = 0.18
-"""Of the speed of a bus this share was reached; all of a switched network's."""
+"""The share of a bus's speed that was reached; of a switched network's, all of it."""
 ROOFLINE_SIGMA = MappingProxyType({"dense": 0.31, "moe": 0.47})
 """Relative error of a roofline against the shipped laws of the ten timed GPUs, by kind: 1.645 of it covers 90 %."""
 UNTIMED_SIGMA = 0.80
-"""The same on a GPU of which nothing was timed: that of the GPU with the largest one of the ten, the L40S."""
+"""The same on a GPU without timings: the largest error of the ten GPUs, that of the L40S."""
 MEMORY_FRACTION = 0.9
 RESERVED_BYTES = 5 * 2**30
 """Per GPU, for the runtime, communication buffers and activations."""
@@ -254,7 +254,7 @@ def roofline_law(model: Model, gpu: Gpu, layout: Layout, precision: Precision) -
 KERNEL_SIGMA = MappingProxyType({"dense": 0.17, "moe": 0.14, "moe_blackwell": 0.32})
 """Relative error of summed kernels' times per output token, for fits, which lean on the kernels alone: such that 1.645
 of it covers 90 % of the sample of real servers in the kernel database, each row by its own engine and layout: 856 of
-dense models (mean error 14 %), 272 of mixtures of experts on Hopper (12 %), 503 on Blackwell (27 %)."""
+dense models (mean error 14 %), 272 of MoE models on Hopper (12 %), 503 on Blackwell (27 %)."""
 ROUGH_FIT = 0.10
 _SPELLINGS = MappingProxyType({"bfloat16": "bf16", "fp4": "nvfp4"})
 
@@ -277,7 +277,7 @@ def estimate(
     `model` is a Hugging Face id of the catalogue or a folder or file with a config.json; `engine` is one of ENGINES, or
     empty for the first of them with timings. Where the one asked for has none, another answers, then the law of a
     relative, scaled, then the roofline. The warnings say where the answer stands on less than was asked. `lengths`
-    decide how many tokens the KV cache holds where layers keep a window only. Raises CatalogueError for an unknown
+    decide how many tokens the KV cache holds if some layers keep a window only. Raises CatalogueError for an unknown
     model or GPU and a configuration that cannot be used, EstimateUnavailable if the pair cannot run so or there is no
     such engine, DoesNotFit if memory lacks for one request.
     """
@@ -427,9 +427,9 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
 
 
 RANKS_SIGMA, STAGES_SIGMA = 0.35, 0.15
-"""Relative error that data-parallel ranks and pipeline stages add. Of ranks the sample of measured servers has 21
-usable rows, of four servers: times per output token come out 55 % too long in the median, and with this 90 % of them
-lie within 1.645 sigma. Of stages it has none: that is a guess."""
+"""Relative error that data-parallel ranks and pipeline stages add. For ranks the sample of measured servers has 21
+usable rows from four servers: times per output token come out 55 % too long in the median, and with this error 90 % of
+them lie within 1.645 sigma. For stages it has none: that value is a guess."""
 
 
 def _candidate(
@@ -515,8 +515,8 @@ def _does_not_fit(timed: Timed, case: _Case) -> DoesNotFit:
 
 
 class DayZero(NamedTuple):
-    """What is known of a deployment before it is measured: its law, the relative standard error of the law's times, and
-    the KV cache, in tokens; None where nothing tells it."""
+    """What is known about a deployment before it is measured: its law, the relative standard error of the law's times,
+    and the size of the KV cache in tokens (None if unknown)."""
 
     law: StepLaw | None
     error: float
@@ -525,8 +525,8 @@ class DayZero(NamedTuple):
 
 def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
     """The day-zero law of a measured deployment, for its fit to lean on: from kernel timings, else the roofline. None
-    where the catalogue lacks model or GPU. Of kernels alone: how far a fit trusts each coefficient was chosen for
-    those, and on servers from which the corrections of an estimate were learnt."""
+    where the catalogue lacks model or GPU. From kernels alone, without the corrections of an estimate: how far a fit
+    trusts each coefficient was chosen for those, on servers from which the corrections were learnt."""
     model, precision = catalog.of_shape(deployment.model), _SPELLINGS.get(deployment.precision, deployment.precision)
     gpu = deployment.gpu.lower()
     if model is None or gpu not in gpus():
@@ -544,7 +544,7 @@ def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
         law = roofline_law(model, catalog.gpu(gpu), layout, bits)
         return DayZero(law, math.hypot(KERNEL_SIGMA[model.kind], UNTIMED_SIGMA), None)
     law = known.replica.law
-    if law.attention_s == 0:  # in the timings lost beside the rest of a prompt, and told by the shape
+    if law.attention_s == 0:  # too small to show in the timings of a prompt, so taken from the shape
         law = law.with_values(attention_s=law.token_s * attention_share(model))
     return DayZero(law, known.relative_sigma, known.replica.batching.kv_tokens)
 
@@ -560,7 +560,7 @@ def token_share(gpu_name: str, precision: str) -> float | None:
     FLOP/s, whatever its size and TP. None where the catalogue lacks GPU or precision.
 
     The kernel timings of the catalogue's dense models have 1.0 times this in the median, with a standard deviation of
-    40 % on servers with NVLink; mixtures of experts, which multiply few of the weights they read, a third of it.
+    40 % on servers with NVLink; MoE models, which multiply by few of the weights that they read, have a third of it.
     """
     spelled = _SPELLINGS.get(precision, precision)
     bits = next((name for name in BITS if name == spelled), None)

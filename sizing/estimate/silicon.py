@@ -1,9 +1,9 @@
-"""How measured servers differ from summed kernels: what is put on a day-zero law, and how far servers still scatter.
+"""How measured servers differ from summed kernels: corrections of a day-zero law, and the scatter that remains.
 
-A law fitted to kernel timings knows neither the host's part of an iteration nor the kernels of the release that serves.
-Measured closed loops tell both in the mean: `data/laws/silicon.json` holds the effects of kind of model, engine,
-generation of the GPU, precision, release and model, each shrunk to the mean of those above it, so that what was never
-measured has the prior mean. The spread is that of servers left out of the fit, wider where model or GPU was never
+A law fitted to kernel timings knows neither the host's part of an iteration nor the kernels of the release in use.
+Measured closed loops show both on average: `data/laws/silicon.json` holds the effects of the kind of model, engine,
+GPU generation, precision, release and model, each shrunk towards the mean of those above it, so that what was never
+measured gets the prior mean. The spread is that of servers left out of the fit, wider where the model or GPU was never
 measured. Written by ``python -m validation.evidence.silicon_fit``.
 """
 
@@ -51,8 +51,8 @@ class Server:
 
     @property
     def lookahead_steps(self) -> float:
-        """Steps that the server is taken to choose ahead: vLLM by its defaults, others none. Of TensorRT-LLM most of
-        the servers measured ran release candidates of 1.0, whose TTFT comes out worse with it."""
+        """Steps that the server is assumed to schedule ahead: vLLM as by its defaults, others none. Most measured
+        servers of TensorRT-LLM ran release candidates of 1.0, whose TTFT is predicted worse with it."""
         return known_lookahead(self.engine, self.engine_version, self.gpu) if self.engine == "vllm" else 0.0
 
     @property
@@ -63,7 +63,7 @@ class Server:
 
     @property
     def group(self) -> str:
-        """The class by which spreads are told: dense, moe_hopper (all before Blackwell) or moe_blackwell."""
+        """The class that spreads are given for: dense, moe_hopper (all before Blackwell) or moe_blackwell."""
         if self.kind == "dense":
             return "dense"
         return "moe_blackwell" if self.generation == "blackwell" else "moe_hopper"
@@ -130,8 +130,8 @@ def silicon() -> Silicon:
 
 
 def corrected(law: StepLaw, server: Server) -> tuple[StepLaw, float]:
-    """The law of kernels as servers of its class have been measured to be, and the relative standard error of its times
-    per output token.
+    """The law of the kernels as servers of its class were measured, and the relative standard error of its times per
+    output token.
 
     >>> kernels = StepLaw(weights_s=5e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=50e-9)
     >>> seen = Server("vllm", "h200_sxm", "fp8", "dense", model="dense 7.055e+10 80 64")
@@ -144,8 +144,8 @@ def corrected(law: StepLaw, server: Server) -> tuple[StepLaw, float]:
 
 
 def with_effects(law: StepLaw, effect: Floats, share: float = 1.0) -> StepLaw:
-    """The law with `effect`, values of EFFECTS, put on it: what the host adds is never less than nothing. `share` of
-    the way from kernels to there is gone, in each coefficient."""
+    """The law corrected by `effect`, values of EFFECTS: what the host adds is never negative. Each coefficient moves
+    `share` of the way from the kernels' value to the corrected one."""
     steps, overhead, sequence, prompt, prompt_step, request = (math.exp(value) for value in effect)
     whole = {
         "weights_s": law.weights_s * steps,

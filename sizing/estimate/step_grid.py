@@ -82,7 +82,7 @@ def observe(times: StepTimes, kv_tokens: int) -> Steps:
     """Ask for decode, prefill and mixed steps that fit into a KV cache of `kv_tokens`.
 
     The grid knows nothing of the lengths a plan is asked for, so that a law can be fitted beforehand: with them added
-    it is closer there by 0.3 % of the step time on average with dense models, and no closer with mixtures.
+    it is closer there by 0.3 % of the step time on average for dense models, and no closer for MoE models.
     """
     parts = (_decodes(times, kv_tokens), _prefills(times, kv_tokens), _mixed(times, kv_tokens))
     return Steps(*np.array([row for part in parts for row in part], float).reshape(-1, 5).T)
@@ -112,8 +112,8 @@ def fit_steps(steps: Steps, *, unread_decay: float = 0.0) -> GridFit:
     """The law with the least squared relative error, coefficients not negative.
 
     For a given ratio of `weights` to `token` and a given share `unread` the law is linear in the rest (non-negative
-    least squares); both are searched, one inside the other. `unread_decay`: share of a mixture's experts that a token
-    leaves out, 0 for a dense model, whose only saving is a faster kernel for a single sequence.
+    least squares); both are searched, one inside the other. `unread_decay`: share of an MoE model's experts that a
+    token leaves out, 0 for a dense model, whose only saving is a faster kernel for a single sequence.
     """
     if steps.seconds.size < len(StepLaw.__slots__):
         raise FitError(f"{steps.seconds.size} steps fit into the KV cache; a law needs {len(StepLaw.__slots__)}")
@@ -154,7 +154,7 @@ def _best_ratio(steps: Steps, unread: float, unread_decay: float) -> _Solution:
 
 
 def _solve(steps: Steps, shape: StepLaw) -> _Solution:
-    """The law whose matrix products take `shape`'s times some factor, and all else as the steps ask for."""
+    """The law whose matrix products take a factor times those of `shape`, with everything else as the steps demand."""
     tokens = steps.batch + steps.prefill_tokens
     knee = shape.tokens_s(tokens)
     has_prefill = (steps.prefill_tokens > 0).astype(float)

@@ -1,4 +1,4 @@
-"""What kernel timings tell of a model on a GPU: its law, how well it follows them, and its memory.
+"""What kernel timings say about a model on a GPU: its law, how closely it follows them, and its memory.
 
 The law of a model that nobody has timed is that of its nearest relative among the timed ones, scaled to its size.
 """
@@ -36,14 +36,14 @@ class Timed:
 
 
 def time_kernels(model: Model, gpu: str, layout: Layout, precision: Precision, engine: str) -> Timed:
-    """What the engine's kernels tell. Raises EstimateUnavailable with the reason where they were not timed."""
+    """What the engine's kernels say. Raises EstimateUnavailable with the reason where they were not timed."""
     return time_engine(kernels.open_engine(model, gpu, engine, layout, precision), model.unrouted)
 
 
 @lru_cache(maxsize=1024)
 def time_engine(engine: kernels.TimedModel, unrouted: float) -> Timed:
-    """What the kernels of one engine tell; `unrouted`: share of a mixture's experts that a token leaves out. All ranks
-    have the same, so that a token more in each leaves out that share to the power of their number."""
+    """What the kernels of one engine say; `unrouted`: share of an MoE model's experts that a token does not use. All
+    ranks have the same, so one more token in each leaves out that share to the power of their number."""
     # Costs scipy.optimize, a quarter of a second that shipped laws do without.
     from sizing.estimate.step_grid import fit_steps, observe
 
@@ -58,7 +58,7 @@ RELATIVE_SIGMA: Mapping[str, float] = MappingProxyType({"dense": 0.28, "moe": 0.
 
 Measured by leaving each shape of the catalogue out and scaling its laws from the nearest of another shape: 28 steps
 (decode, prefill and mixed; batches to 256, contexts to 32,768) of 11,800 laws, each shape with the same weight. Half of
-the steps of dense models are off by less than 16 %, of mixtures by less than 23 %.
+the steps of dense models are off by less than 16 %, those of MoE models by less than 23 %.
 """
 MOST_UNREAD = 0.995
 TWIN = 1e-3
@@ -72,7 +72,7 @@ def nearest(model: Model, known: Iterable[Model]) -> Model | None:
 
 
 def distance(one: Model, other: Model) -> float:
-    """How unlike the times of two models of a kind are: the sum of the logarithms by which their figures differ.
+    """How different the times of two models of a kind are: the sum of the logarithms of the ratios of their figures.
 
     Size, active size, layers, width of attention and cache per token count once; twice the share of a full cache that
     is kept, in which windows, states in place of a cache and latent attention differ.
@@ -94,11 +94,11 @@ def _figures(model: Model) -> tuple[float, ...]:
 
 
 def scaled(law: StepLaw, relative: Model, model: Model, layout: Layout) -> StepLaw:
-    """`law` of `relative` in a layout as it would be of `model` on the same, each coefficient by what causes it.
+    """The `law` of `relative` in a layout scaled to `model` in the same layout, each coefficient by what determines it.
 
     Reading the weights by their bytes, arithmetic by the parameters that a token passes through, reading the cache by
-    its bytes per GPU, attention by layers times heads times head size, overheads by layers. The share of a mixture that
-    few tokens leave unread follows from its experts.
+    its bytes per GPU, attention by layers times heads times head size, overheads by layers. The share of an MoE
+    model that few tokens leave unread follows from its experts.
     """
     layers = model.layers / relative.layers
     pairs = layers * model.heads * model.head_size / (relative.heads * relative.head_size)

@@ -1,9 +1,9 @@
-"""What a law leaves of the measured times, by batch: fitted at each pair of lengths that was measured.
+"""What a law leaves unexplained in the measured times, by batch: fitted at each measured pair of lengths.
 
 Engines change kernels, tiles and captured graphs with the batch, by 5 to 20 % at single levels, and eight smooth
 coefficients cannot follow. So where the points show that the law is off, law and bend (see `sizing.engine.Bend`) are
-fitted together to the levels of one pair of lengths, leaning on the law of all. At other lengths bends do harm: what is
-measured there is the common law's, and an answer between the two moves from one to the other.
+fitted together to the levels of one pair of lengths, leaning on the law of all. At other lengths bends do harm: there
+the common law applies, and an answer in between moves from one to the other.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ BENDING = 2.0
 SPREAD = 0.3
 """How far the law of one pair of lengths may lie from the law of all, as a share of its prior's standard deviation."""
 LEAST_OPEN = 1e-4
-"""Changes of all logarithms of times smaller than this are none."""
+"""Changes of the logarithms of times that are all smaller than this count as none."""
 REACH = math.log(2.0)
-"""Distance in ln(ISL) or ln(OSL) from measured lengths at which nothing of their bend is left."""
+"""Distance in ln(ISL) or ln(OSL) from measured lengths at which their bend has faded away."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class BentLaw:
 
     `covariance`, shape (names, names): of the numbers `names`, those of the bends whitened and last. `law_error`: how
     far law and bend were still off. `open_sizes`: size of the bend found, of decode steps and of prompts, as a
-    share of what was thought possible; what the nodes leave open between them is as large.
+    share of what was thought possible; what is left open between the nodes is as large.
     """
 
     isl: float
@@ -64,7 +64,7 @@ class BentLaw:
 
 
 def nodes_of(points: Sequence[Point]) -> tuple[float, ...]:
-    """Batches at which a bend can be told: sequences that decoded at each level, ascending, those nearly alike once."""
+    """Batches at which a bend can be seen: sequences that decoded at each level, ascending, near ones merged."""
     kept: list[float] = []
     for batch in sorted(decoding(point) for point in points):
         if not kept or math.log(batch / kept[-1]) > APART:
@@ -96,7 +96,7 @@ def _bent(best: Trial, rows: Sequence[int], alone: bool) -> tuple[Trial, Floats]
     points = tuple(best.observed.points[row] for row in rows)
     nodes = nodes_of(points)
     plain = best.parameters
-    if not alone:  # the other lengths have had their say: the law of all is what this one leans on
+    if not alone:  # the other lengths are in the law of all, which this one leans on
         plain = replace(plain, centre=best.numbers, sigma=SPREAD * plain.sigma, shared=SPREAD * plain.shared)
     parameters = plain.bending(nodes)
     start = np.append(best.numbers, np.zeros(2 * len(nodes)))
@@ -112,7 +112,7 @@ def _bent(best: Trial, rows: Sequence[int], alone: bool) -> tuple[Trial, Floats]
 def _spread_found(bent: Sequence[tuple[Trial, Floats]]) -> float:
     """How far the laws of single lengths lie from the law of all, as a share of `SPREAD`, 1 at most.
 
-    The mean square of their whitened distances over as many of these as the levels tell, with a prior worth two of them
+    The mean square of their whitened distances over as many of these as the levels determine, with a prior worth two
     (the evidence framework of MacKay 1992, Neural Comput. 4:415): a spread found small makes a large one unlikely in
     the coefficients that the levels of one pair of lengths do not tell.
     """

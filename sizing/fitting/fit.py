@@ -3,10 +3,9 @@
 The forward model is the simulator itself: it replays every level with a trial law, and scipy's least squares moves the
 logarithms of the eight coefficients until requests/s, TTFT and ITL agree. What is not known beside them (how the users
 were started, policy, token budget, limit of the batch, KV cache) is searched jointly, and the cheapest explanation is
-kept, each freedom at a price (`sizing.fitting.search`). Where the law is then still off, it bends with the batch at the
-lengths that were measured (`sizing.fitting.bends`). Only sums of some coefficients can be told from closed loops
-(weights and overhead; prefill and request): their priors keep them apart, and the covariance says that they are not
-known.
+kept, each freedom at a price (`sizing.fitting.search`). If the law is then still off, it bends with the batch at the
+lengths that were measured (`sizing.fitting.bends`). Closed loops determine only the sums of some coefficients (weights
+and overhead; prefill and request): their priors keep them apart, and the covariance says that they are not known.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ from sizing.numbers import Floats
 from sizing.points import STARTS, UNTOLD, Deployment, Point, Protocol, same_isl
 from sizing.prediction import Caution
 
-# --- Which coefficients the points tell and which they do not, and the measurement that would
+# --- Which coefficients the points determine and which they do not, and the measurement that would
 
 HARDLY = 0.7
 """A coefficient with more than this share of its prior standard error left is called unknown."""
@@ -95,11 +94,11 @@ def unknowns(names: Sequence[str], slopes: Floats, prior_sigma: Floats) -> tuple
 SLOTS_BY_HAND = 256
 """max_batch_size that is set most often where an engine's default is larger."""
 SET_BY_HAND = 0.1
-"""Logarithm of what ran at once over a power of two within which that is taken for the limit."""
+"""What ran at once is taken for a limit that is a power of two if it is this near to it, in logarithms."""
 TOKEN_BUDGETS = (Batching().token_budget, 2048, 65_536)
-"""Tokens an iteration may take, to try where nobody told: of common engines' defaults, and as good as no limit."""
+"""Token budgets to try if none is given: defaults of common engines, and effectively no limit."""
 NEAR_A_BUDGET = 0.05
-"""Logarithm of the tokens of an iteration over a power of two within which that is tried as well."""
+"""A token budget that is a power of two is tried as well if the tokens of an iteration are this near it (logarithm)."""
 NEAR_KERNELS, FROM_SHAPE = 0.03, 0.09
 """Errors of the law per unit of ln(ISL) and ln(OSL) from measured lengths: see `_elsewhere`."""
 NEARLY_FULL = 0.9
@@ -112,7 +111,7 @@ USUALLY_OFF = 0.05
 levels each, have 0.06 in the median. Below `LITTLE` it is not told from luck."""
 READING, DENSE_OR_NOT, SHEET_ERROR = 0.75, 0.6, 0.6
 """Share of a step of few sequences that reads weights; a token's arithmetic over that of a dense model, where it may
-also be a mixture of experts, and the relative standard error of this guess, which makes it a factor of two."""
+also be an MoE model, and the relative standard error of this guess, which makes it a factor of two."""
 FIGURES = ("requests/s", "mean TTFT", "mean ITL", "mean E2E", "p50 TTFT", "p95 TTFT", "p50 gap", "p95 gap")
 
 
@@ -176,7 +175,7 @@ def fit(
 
 
 def _fell_behind(points: Sequence[Point], open_loop: bool) -> Iterator[Caution]:
-    """What is said of open loops that were measured in good faith and tell nothing of a steady state."""
+    """A warning about open loops that were measured in good faith but have no steady state."""
     offered = [point for point in points if not point.void and point.load_kind in OPEN_LOOPS]
     behind = sum(not is_stable(point) for point in offered)
     if open_loop and behind:
@@ -184,7 +183,7 @@ def _fell_behind(points: Sequence[Point], open_loop: bool) -> Iterator[Caution]:
 
 
 def told_by(points: Sequence[Point], protocol: Protocol) -> Protocol:
-    """The protocol, with the start that all closed loops of several users tell where it does not say one itself."""
+    """The protocol; if it does not say how users started, as all closed loops of several users say."""
     starts = {point.protocol for point in points if point.load_kind == "concurrency" and concurrency(point) > 1}
     if protocol.start != "unknown" or len(starts) != 1 or starts == {""}:
         return protocol
@@ -192,7 +191,7 @@ def told_by(points: Sequence[Point], protocol: Protocol) -> Protocol:
 
 
 def _kv_tokens(told: DayZero, points: Sequence[Point]) -> int | None:
-    """The KV cache where one level shows no limit of it: as estimated, and what was seen to decode at once fits."""
+    """The KV cache if one level shows no limit of it: as estimated, and large enough for what was seen to decode."""
     if told.kv_tokens is None:
         return None
     return max(told.kv_tokens, _held_tokens(points))
@@ -216,8 +215,8 @@ OTHER_UNITS = 30.0
 
 
 def _check_units(points: Sequence[Point]) -> None:
-    """FitError where latencies are far longer than requests/s and users allow by Little's law: in milliseconds, most
-    likely."""
+    """FitError for latencies far longer than requests/s and users allow by Little's law: most likely they are in
+    milliseconds."""
     logs = [counting_log(point) for point in points if point.load_kind == "concurrency"]
     times = math.exp(float(np.median(logs))) if logs else 1.0
     if times > OTHER_UNITS:
@@ -232,7 +231,7 @@ REFUTED = 1.15
 
 
 def _told_kv_tokens(points: Sequence[Point]) -> set[int]:
-    """Sizes of the KV cache that the points tell."""
+    """Sizes of the KV cache that the points give."""
     return {point.kv_tokens for point in points if point.kv_tokens}
 
 
@@ -251,9 +250,9 @@ def _refuted_slots(points: Sequence[Point]) -> bool:
 
 
 def _from_data_sheet(points: Sequence[Point]) -> DayZero:
-    """What the GPU alone tells of an unknown model's law: how the arithmetic of a token compares with a step of few
-    sequences, for the most part a reading of the weights. Servers far from saturation tell no more than that a token
-    takes less than their spare time."""
+    """What the GPU alone says about an unknown model's law: how the arithmetic of a token compares with a step of few
+    sequences, which mostly reads the weights. Servers far from saturation show no more than that a token takes less
+    than their spare time."""
     share = token_share(points[0].gpu, points[0].precision)
     if share is None:
         return DayZero(None, KERNEL_TIMED, None)
@@ -553,7 +552,7 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
 
 
 def _likely_cause(best: Trial, in_steps: bool) -> dict[str, float | str]:
-    """What most likely makes the law miss, in the time of steps or in TTFT alone, and the level where it shows."""
+    """What most likely makes the law miss, in the time of steps or in TTFT alone, and the level at which it shows."""
     points, slots = best.observed.points, best.replica.batching.max_batch_size
     logs = np.abs(np.nan_to_num(best.misfits(best.numbers) * best.errors)[:, [0, 2]]).max(axis=1)
     worst = int(np.argmax(logs))

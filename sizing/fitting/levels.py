@@ -1,6 +1,6 @@
 """What was done at each measured load level, as runs to repeat: users or arrivals, lengths, number of requests.
 
-And what a closed loop's measurement shows that follows from no iteration time.
+Also what a measured closed loop shows that does not follow from any iteration time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sizing.simulator.sampling import evenly_cached
 from sizing.workload import Arrivals, Seconds, Tokens
 
 OPEN_LOOPS = {"constant_rate": Arrivals("constant", 0.0), "poisson_rate": Arrivals("poisson", 1.0)}
-"""Open loops whose arrivals the points table tells in full; of the others the gaps are not known."""
+"""Open loops whose arrivals the points table defines fully; for the others the gaps are not known."""
 MOST_STREAM_REQUESTS = 60_000
 """Requests simulated for all open-loop points together, if that leaves at least `LEAST_STREAM_REQUESTS` for each."""
 LEAST_STREAM_REQUESTS = 400
@@ -261,9 +261,9 @@ QUEUED_TTFT_SIGMA = 0.5
 SKEWED = 1.5
 """Mean TTFT over its median from which the start of a run, one request in ten of each user as a rule, may be in it."""
 QUEUED = 0.3
-"""Share of E2E that a mean TTFT takes where requests mostly wait: it then tells of the queue, as E2E does."""
+"""Share of E2E that a mean TTFT takes where requests mostly wait: it then describes the queue, as E2E does."""
 SCATTER_BLOCKS = 8
-"""Parts of an open loop that tell how much its means scatter by luck."""
+"""Parts of an open loop that show how much its means scatter by chance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,18 +280,18 @@ class Observed:
 
     @property
     def usual_policy(self) -> Policy | None:
-        """How the engine forms its iterations by its defaults; None where the engine is not known."""
+        """How the engine forms its iterations by default; None if the engine is not known."""
         return USUAL_POLICIES.get(engine_named(self.points[0].engine))
 
     @cached_property
     def usual_budgets(self) -> tuple[int, ...]:
-        """How many tokens an iteration takes by the engine's defaults."""
+        """How many tokens an iteration takes by the engine's default."""
         one = self.points[0]
         return known_budgets(one.engine, one.gpu, catalog.memory_bytes(one.gpu))
 
     @property
     def usual_lookahead(self) -> float:
-        """How many iterations the engine fixes before they start by its defaults."""
+        """How many iterations ahead the engine schedules by default."""
         one = self.points[0]
         return known_lookahead(one.engine, one.engine_version, one.gpu)
 
@@ -363,7 +363,7 @@ class Observed:
 
     @cached_property
     def _start_untold(self) -> bool:
-        """True where nothing tells how users began: that takes two levels."""
+        """True if nothing says how users began: finding out takes two levels."""
         return self.protocol.start == "unknown" and of_one_level(self.points)
 
     @cached_property
@@ -442,7 +442,7 @@ def luck_of_lengths(point: Point) -> tuple[float, float, float]:
 
 COUNTED_APART = math.log(1.5)
 MOST_DISTRUSTED = 0.2
-"""Share of the points; where more stand out something else is wrong, not they."""
+"""Largest share of points that may stand out; if more do, something else is wrong."""
 COUNTED_OTHERWISE = 0.04
 """Root mean square of `counting_log`, one level left out, from which a tool does not count in a steady window."""
 
@@ -578,8 +578,8 @@ def _known(statistic: Callable[[Floats], Any], values: Floats) -> float | None:
 
 
 def of_one_level(points: Sequence[Point]) -> bool:
-    """True where all have as many requests in the server at once, as repeats have: no law's change with the load shows
-    in them."""
+    """True if all have the same number of requests in the server at once, as repeats have: they do not show how the
+    law changes with the load."""
     return len(set(map(in_flight, points))) == 1 or distinct(points) == 1
 
 

@@ -18,8 +18,8 @@ LEAST_LEFT = 0.05
 LEAST_UNREAD = 1e-3
 """An unread share at or below this counts as none."""
 BEND_SD, PROMPT_BEND_SD = 0.10, 0.20
-"""Standard deviations of a bend before the data, of decode steps and of iterations with a prompt: engines measured
-depart from the eight coefficients by 5 to 20 % at single levels."""
+"""Standard deviations of a bend before the data, of decode steps and of iterations with a prompt: measured engines
+deviate from the eight coefficients by 5 to 20 % at single levels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a fit gives: a law, its uncertainty, its errors, and what it could not tell."""
+"""What a fit gives: a law, its uncertainty, its errors, and what it could not determine."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Distrust(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """A coefficient that the points do not tell: `ratio` is its standard error after them over that before."""
+    """A coefficient that the points do not determine: `ratio` is its standard error after the fit over that before."""
 
     name: str
     ratio: float
@@ -190,12 +190,12 @@ class Unknown(NamedTuple):
 
 
 Variants = tuple[tuple[Replica, Replica], ...]
-"""Pairs of engines, the faster first."""
+"""Pairs of engines, the faster one first."""
 UNSEEN, BATCHES_SEEN, TINY = 0.05, 15, 1e-30
-"""Share of the variance of a time that the variants of an answer may leave out, batches at which times are looked at,
-and a variance that is none."""
+"""Share of the variance of a time that the variants of an answer may leave out, batches at which times are compared,
+and a variance that counts as zero."""
 OPENS_UP_TO = 4
-"""Times the most sequences measured up to which what is open of a bend grows."""
+"""The open part of a bend grows up to this many times the most sequences measured."""
 FIFTHS = np.array([-1.28, -0.52, 0.0, 0.52, 1.28])
 """Medians of the five fifths of a standard normal variable."""
 EVEN = 0.2
@@ -262,8 +262,8 @@ class Fit:
     `leave_one_out`: median relative error of requests/s and ITL at points that the fit had not seen (one Gauss-Newton
     step from the full fit; NaN: too few points). `distrusted`: points that were given little weight. `left`, shape
     (levels, 3): what each closed-loop level shows beyond the engine (see `left_over`); NaN for distrusted ones and
-    other loads. `unknown`: coefficients that the points do not tell. `lockstep`: the users had started at once with
-    equal lengths and stayed in lockstep, which barely separates request and prefill overheads. `protocol`: how the
+    other loads. `unknown`: coefficients that the points do not determine. `lockstep`: the users had started at once
+    with equal lengths and stayed in lockstep, which barely separates request and prefill overheads. `protocol`: how the
     points were measured, as told or as found. `sigmas`: standard errors of the logarithms one by one, from the slopes
     alone; wider than those of `covariance`, which also holds what the cost says further away and serves the bands of
     answers. `law_error`: how far the law was found to be off, beyond the errors of the measurement. `bent`: the laws

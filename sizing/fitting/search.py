@@ -50,11 +50,12 @@ WIDE = 0.3
 FAR = 10.0
 """The first step of a search may change the numbers by this much: the slopes, not a bound, say how far to go."""
 LEAST_TO_LEAVE_OUT = 3
-"""Points of which one can be predicted from the others."""
+"""Fewest points from which one can be left out and predicted from the others."""
 LIFT = 0.05
 """Logarithm by which a bend is lifted to see what it does."""
 LEAST, MOST, LOOKS = 0.2, 2.0, 3
-"""A look at the cost changes no variance beyond these shares, as the cost of a simulation is not smooth; and looks."""
+"""The most that one look at the cost may change a variance, as the cost of a simulation is not smooth; and how many
+looks there are."""
 START_PRICE, KV_PRICE, BUDGET_PRICE, POLICY_PRICE, LOOKAHEAD_PRICE = 10.0, 3.0, 6.0, 10.0, 4.0
 """Added to the cost of an explanation whose users began together, of one with a KV cache of its own, of one with
 another token budget, policy or look-ahead than the engine's defaults: what each must gain to be believed. The first is
@@ -373,12 +374,13 @@ PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.25, 1.0, 0.25, 0.5, 1.5, 1.5)
 """The same for a law from elsewhere (a day-zero estimate): weights, KV reads and arithmetic follow from sizes and the
 GPU's bandwidth and FLOP/s."""
 MIXTURE_SIGMAS = {"weights_s": 0.5, "overhead_s": 0.25}
-"""The same of a mixture of experts of which one level was measured: what its estimate misses there is mostly the time
-that experts take, read by the batch, and hardly what every step takes."""
+"""The same for an MoE model of which one level was measured: what its estimate misses there is mostly the time that
+experts take, read by the batch, and hardly what every step takes."""
 BESIDE_KERNELS = 2.7
-"""What an iteration of a mixture of experts with a prompt costs beside its tokens, over what summed kernels have of it:
-of published servers, each pair of lengths predicted from the others. Short prompts hardly part the two, and whatever is
-misread as the cost of tokens there grows with the length of the prompt. One level parts nothing, and is not asked."""
+"""What an iteration of an MoE model with a prompt costs beside its tokens, over what summed kernels give for it: from
+published servers, each pair of lengths predicted from the others. Short prompts hardly separate the two, and whatever
+is misread as the cost of tokens there grows with the length of the prompt. One level separates nothing, and is not
+used."""
 LITTLE_OF_NOTHING = 0.1
 """What an estimate has nothing of (time outside iterations) is this share of the rough guess where one level is all
 that was measured: else its own prediction would be explained by another law."""
@@ -456,7 +458,7 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
 
 
 def seconds_per_token(points: Sequence[Point]) -> list[float]:
-    """What a token took, roughly at most: at each level, and over a whole trace, whose groups tell when requests came
+    """What a token took, roughly at most: at each level, and over a whole trace, whose groups show when requests came
     and not when they were computed (a burst is no throughput)."""
     groups = [point for point in points if point.load_kind == "trace"]
     levels = [point for point in points if point.load_kind != "trace"]
@@ -492,7 +494,7 @@ distrusted."""
 APART = 2.5
 """How much worse a distrusted point's misfit is than the worst of the points that are trusted."""
 LAW_ERROR_ROUNDS = 3
-"""Turns of: how far is the law off, and which law then fits best. The second changes little as a rule."""
+"""Rounds of two questions: how far is the law off, and which law then fits best. The second rarely changes much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -723,7 +725,7 @@ def perhaps(best: Trial, wider: Parameters | None, starts: int = 1) -> Trial:
 
 def unread_candidate(best: Trial) -> Parameters | None:
     """A share of the weights that one sequence does not read, where points of one or two users are faster than the
-    law: an engine with a kernel of its own for single sequences, or a mixture of experts."""
+    law: an engine with a kernel of its own for single sequences, or an MoE model."""
     points, misfits = best.observed.points, best.misfits(best.numbers)
     few = [row for row, point in enumerate(points) if concurrency(point) == 1 and point.load_kind == "concurrency"]
     if not few or best.chi2_per_point <= POOR or len(few) == len(points):

@@ -35,7 +35,7 @@ _STOPPED = {
     "settled": "the answer no longer changes",
     "budget": "the remaining GPU-minutes are too few for another level",
     "worth": "the levels that still fit the budget would not narrow the band by a tenth",
-    "nothing": "no level is left",
+    "nothing": "no usable level is left",
     "misfit": "no law fits this server, measure the whole grid",
 }
 

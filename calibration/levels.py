@@ -199,7 +199,7 @@ def order_of(target: Target, levels: Sequence[Level], pace: Pace, says: Says) ->
     order = ThenRandomArrivals(target, levels) if plan.check_loads else Grid(target, levels)
     expected_s = sum(pace.expected_s(plan, level) for level in levels)
     checks = f", then {plan.check_loads} with random arrivals" if plan.check_loads else ""
-    says(f"{len(levels)} levels, about {minutes(expected_s)}{checks}")
+    says(f"{len(levels)} level{'' if len(levels) == 1 else 's'}, about {minutes(expected_s)}{checks}")
     return order
 
 

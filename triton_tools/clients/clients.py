@@ -110,7 +110,7 @@ def limits(contract: Contract) -> list[str]:
     """What a reader of output tokens per request or second must know of this model."""
     found = []
     if contract.counted_by == "responses":
-        found.append("the model tells no token counts: output tokens are those asked for")
+        found.append("the model reports no token counts: output tokens are those asked for")
     if not contract.forces_osl:
         found.append("the model takes no maximum of tokens: it answers with as many as it likes")
     return found

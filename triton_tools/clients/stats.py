@@ -47,7 +47,7 @@ class Stats:
 def stats(log: RequestLog, *, tokens_counted: bool = True) -> Stats:
     """The figures of the requests in `log` that were answered, with however many tokens: the clients check no lengths.
 
-    Where the model tells no token counts, `tokens_counted` is False and the output tokens are those asked for. Raises
+    Where the model reports no token counts, `tokens_counted` is False and the output tokens are those asked for. Raises
     ServerError, with the first failure, if nothing was answered.
     """
     answered = log.where(window.answered(log))

@@ -55,6 +55,7 @@ def test_a_link_names_it_and_says_what_is_missing(opened: OPEN) -> None:
         (json.dumps(LLAMA_8B | {"model_type": "<img src=x>"}).encode(), "'model_type'"),
         (json.dumps(LLAMA_8B | {"num_hidden_layers": 10**9}).encode(), "'num_hidden_layers'"),
         (b" " * (MOST_BYTES + 1), "larger than 4 MiB"),
+        (b'{"a": ' * 10_000, "not JSON"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_a_line_and_changes_nothing(opened: OPEN, content: bytes, part: str) -> None:

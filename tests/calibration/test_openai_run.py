@@ -191,7 +191,7 @@ def test_requests_that_are_too_long_for_the_model_are_told_before_they_are_sent(
     with openai_server(Manners(pages={"/v1/models": {"object": "list", "data": [card]}})) as server:
         fixed, varied = plan(server), plan(server).replace("isl_cv: 0", "isl_cv: 0.3")
         lines = [ran(tmp_path, text).stderr for text in (fixed, varied, fixed.replace("osl: 8", "osl: 7"))]
-    assert "ISL 30, OSL 8: 100.0 % of the requests are longer than the 37 tokens that the server takes" in lines[0]
+    assert "ISL 30, OSL 8: 100.0 % of the requests are longer than the 37 tokens that the server accepts" in lines[0]
     assert "% of the requests are longer than the 37 tokens" in lines[1] and "100.0 %" not in lines[1]
     assert "longer than" not in lines[2]
 
@@ -265,7 +265,7 @@ def test_sessions_begin_at_random_and_turns_follow_the_answers() -> None:
     [
         (Manners(), ("", ""), "does not return those of its answers (return_token_ids"),
         (Manners(refuses=("return_token_ids",)), ("", ""), "does not return those of its answers (return_token_ids"),
-        (Manners(takes_ids=False, tells_ids=True), ("", ""), "does not take token ids"),
+        (Manners(takes_ids=False, tells_ids=True), ("", ""), "accepts no token ids"),
         (Manners(tells_ids=True), ("protocol: openai", "protocol: grpc"), "protocol"),
         (Manners(tells_ids=True), (f"model: {MODEL}", f"model: {MODEL}, endpoint: chat"), "endpoint: completions"),
         (Manners(tells_ids=True), ("rates: [5]", "rates: [5]\narrivals: constant"), "sessions begin at random"),

@@ -332,4 +332,4 @@ def test_the_only_model_of_a_server_need_not_be_named() -> None:
 def test_what_a_server_does_not_say_of_itself_is_asked_for() -> None:
     with openai_server() as server:
         assert "give --gpu" in refused(size(server.url, model=MODEL, gpu=None))
-        assert "no multiple of TP 4" in refused(size(server.url, model=MODEL, tp=4, gpus_per_replica=6))
+        assert "not a multiple of TP 4" in refused(size(server.url, model=MODEL, tp=4, gpus_per_replica=6))

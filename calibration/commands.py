@@ -27,6 +27,7 @@ from calibration.server_metrics import split
 from calibration.store import LIVE, Run, Store
 from calibration.store.bundle import export_bundle, import_bundle, import_measurements, is_bundle
 from calibration.store.work import accept, discard
+from sizing.files import write
 from sizing.lazy_group import INTERRUPTED
 from sizing.points import Point, doubts, write_points
 
@@ -396,8 +397,6 @@ def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
     Example: python -m calibration export 3 --out points.csv
              python -m calibration export 3 --out run3.zip
     """
-    from sizing.cli.demand import write  # loads numpy and more, which the other commands do without
-
     store = Store()
     if out is not None and out.suffix.lower() == BUNDLE:
         if as_json:

@@ -24,7 +24,7 @@ from calibration.prometheus import (
     span_of,
 )
 from calibration.prometheus import labels_of as labels_given
-from sizing.cli.demand import arrivals_line, write
+from sizing.cli.demand import arrivals_line
 from sizing.cli.options import as_json, options, write_json
 from sizing.demand_model import (
     DAY_H,
@@ -39,6 +39,7 @@ from sizing.demand_model import (
 )
 from sizing.demand_model import as_json as model_json
 from sizing.errors import ScenarioError, first_fault, quoted
+from sizing.files import write
 from sizing.numbers import milliseconds, significant
 from sizing.token_law import MOST_CELLS, TokenLaw
 

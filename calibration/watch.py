@@ -29,9 +29,9 @@ from calibration.prometheus import (
     source_of,
     span_of,
 )
-from sizing.cli.demand import write
 from sizing.cli.options import as_json, options, write_json
 from sizing.cli.tables import console
+from sizing.files import write
 from sizing.numbers import milliseconds, percent, significant
 from sizing.report.model import Configuration, LimitRow, Report, ReportError
 from sizing.report.tables import line

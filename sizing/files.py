@@ -11,10 +11,12 @@ mean gigabytes.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from sizing.errors import YamlError, one_line, quoted
+from sizing.errors import ScenarioError, YamlError, one_line, quoted
 
 PACKAGE = Path(__file__).resolve().parent
 INSIDE_WHEEL = PACKAGE / "shipped"
@@ -51,6 +53,28 @@ def written(name: str) -> Path:
         return SHIPPED / name
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(home) / "sizing" / name.removeprefix("data/")
+
+
+def write(path: Path, texts: Iterable[str]) -> None:
+    """Write texts to a file, gzipped if its name ends in ``.gz``. The file is written completely or not at all, because
+    half a trace looks like a trace.
+
+    Raises ScenarioError where it cannot be written.
+    """
+    part = path.with_name(f".{path.name[:40]}.{os.getpid()}.part")
+    try:
+        if path.exists() and not path.is_file():  # a pipe or a device, which nothing may take the place of
+            part = path
+        packed = path.suffix == ".gz"
+        with (gzip.open if packed else open)(part, "wt", encoding="utf-8", newline="\n") as file:
+            file.writelines(texts)
+        if part != path:
+            part.replace(path)
+    except (OSError, ValueError) as error:
+        if part != path:
+            with suppress(OSError, ValueError):
+                part.unlink(missing_ok=True)
+        raise ScenarioError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
 
 
 @cache

@@ -249,7 +249,7 @@ def on_all_requests(question: Question) -> Iterator[str]:
     )
 
 
-GOODPUT_PRICE = "The price of the last per cent"
+GOODPUT_PRICE = "Price of goodput"
 GOODPUT_JUDGED = (
     "Goodput: the share of all requests that meet the limits on TTFT, ITL and E2E at once, whatever percentiles these "
     "were given. Every row has the answer's configuration; each fleet is sized by simulation."
@@ -794,10 +794,10 @@ def pools_lines(pools: Pools | Rejection, question: Question, in_one_fleet: str)
     """The count, each pool and what users see of both, without full stops at the end; `in_one_fleet`: the count without
     pools, in words."""
     if isinstance(pools, Rejection):
-        return (f"Prefill and decode apart: no fleet; {pools.why}",)
+        return (f"Disaggregated prefill and decode: no fleet; {pools.why}",)
     high = "no limit" if pools.gpus_high is None else f"{pools.gpus_high:,}"
     counts = f"{gpus(pools.gpus)} (90 % band {pools.gpus_low:,} to {high})"
-    found = [f"Prefill and decode apart: {counts}, in one fleet {in_one_fleet}"]
+    found = [f"Disaggregated prefill and decode: {counts}, in one fleet {in_one_fleet}"]
     for name, fleet in (("Prefill", pools.prefill), ("Decode", pools.decode)):
         replicas = f"{fleet.working} + {fleet.spare} spare replicas of {fleet.candidate.label}"
         busy = percent(fleet.predicted.utilization)

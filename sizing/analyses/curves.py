@@ -425,4 +425,4 @@ def _bands(one: Fleet, other: Fleet) -> str:
     if not bands_overlap(one, other):
         return "Their 90 % bands do not overlap."
     first, second = (counts(fleet.gpus_low, fleet.gpus_high) for fleet in (one, other))
-    return f"Their 90 % bands overlap ({first} and {second} GPUs): measuring both may turn this round."
+    return f"Their 90 % bands overlap ({first} and {second} GPUs): measuring both may reverse the order."

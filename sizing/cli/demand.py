@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,7 @@ from sizing.demand_model import (
     read_model,
 )
 from sizing.demand_model import as_json as model_json
-from sizing.errors import ScenarioError
+from sizing.files import write
 from sizing.lazy_group import Commands
 from sizing.numbers import percent, significant
 from sizing.trace import DAY_S, MINUTE_S, Trace
@@ -134,28 +131,6 @@ def trace_lines(trace: Trace) -> Iterator[str]:
         part = slice(first, first + ROWS)
         rows = zip(*(of[part].tolist() for of in (trace.arrival_s, trace.isl, trace.osl)), strict=True)
         yield "".join(f"{arrival_s:.6f},{isl},{osl}\n" for arrival_s, isl, osl in rows)
-
-
-def write(path: Path, texts: Iterable[str]) -> None:
-    """Write texts to a file, gzipped if its name ends in ``.gz``. The file is written completely or not at all, because
-    half a trace looks like a trace.
-
-    Raises ScenarioError where it cannot be written.
-    """
-    part = path.with_name(f".{path.name[:40]}.{os.getpid()}.part")
-    try:
-        if path.exists() and not path.is_file():  # a pipe or a device, which nothing may take the place of
-            part = path
-        packed = path.suffix == ".gz"
-        with (gzip.open if packed else open)(part, "wt", encoding="utf-8", newline="\n") as file:
-            file.writelines(texts)
-        if part != path:
-            part.replace(path)
-    except (OSError, ValueError) as error:
-        if part != path:
-            with suppress(OSError, ValueError):
-                part.unlink(missing_ok=True)
-        raise ScenarioError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
 
 
 def described(model: DemandModel, trace: Trace) -> list[str]:

@@ -123,12 +123,15 @@ def test_costs_can_be_hidden_and_without_a_price_it_is_said_how_to_see_them(comp
 
 def test_two_pools_are_shown_beside_the_one_fleet(compared: Open, plan: Plan) -> None:
     """Where they are asked for: the counts of the planner, memory by role, and what they rest on."""
-    assert "Prefill and decode apart:" not in shown(compared(SOME))
+    assert "Disaggregated prefill and decode:" not in shown(compared(SOME))
     app = compared(SOME, **{"show.pools": "on"})
     text = shown(app)
     pools = pools_of(plan.question, find(SOME.model, SOME.lengths, SOME.choice)[0])
     assert isinstance(pools, Pools)
-    assert f"Prefill and decode apart: {gpus(pools.gpus)}" in text and f"in one fleet {gpus(plan.answer.gpus)}" in text
+    assert (
+        f"Disaggregated prefill and decode: {gpus(pools.gpus)}" in text
+        and f"in one fleet {gpus(plan.answer.gpus)}" in text
+    )
     roles = next(table.value for table in app.table if list(table.value.index) == ["Prefill", "Decode"])
     assert {"Weights (GiB)", "KV cache in use (GiB)"} <= set(roles.columns) and "no other traffic" in text
 

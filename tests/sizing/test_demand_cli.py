@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sizing.cli.demand import write
 from sizing.demand_model import DemandModel, Mmpp, as_json, read_model
 from sizing.errors import ScenarioError
+from sizing.files import write
 from tests.sizing.test_cli import run
 from tests.sizing.token_laws import law_of
 

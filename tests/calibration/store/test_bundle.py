@@ -178,7 +178,7 @@ def test_other_points_of_the_same_run_are_not_mixed(empty: Store, made: Path) ->
     run_id, _ = import_bundle(empty, made)
     altered(str(empty.database.url), "UPDATE points SET requests_per_s = 1 WHERE load_value = 4")
     before = told(empty, run_id)
-    with pytest.raises(StoreError, match="another point than the file"):
+    with pytest.raises(StoreError, match="a different point than the file"):
         import_bundle(empty, made)
     assert told(empty, run_id) == before
 

@@ -122,7 +122,7 @@ def test_of_processes_that_begin_at_one_server_at_once_one_does_and_when_it_is_k
         (run,) = wait_for(store.runs)
         said = [first_line(process) for process in processes]
         holder = processes[said.index(str(run.id))]
-        refusal = f"is being measured by run {run.id} (process {holder.pid} on {socket.gethostname()}), begun"
+        refusal = f"is being measured by run {run.id} (process {holder.pid} on {socket.gethostname()}), started"
         refused = [line for line in said if line != str(run.id)]
         assert len(refused) == 2 and all(refusal in line and run.created in line for line in refused)
         resumed = store.create_run("plan", target="gpu-8:8001")

@@ -29,7 +29,7 @@ def reviewed(store: Store, *verdicts: str) -> int:
     run_id = enqueue(store, PLAN, label="toy", target="gpu-7:8001")
     for load, verdict in enumerate(verdicts, start=1):
         store.add_point(run_id, replace(POINT, load_value=load, verdict=verdict))  # type: ignore[arg-type]
-    store.finish_run(run_id, "finished")
+    store.finish_run(run_id, "done")
     return run_id
 
 

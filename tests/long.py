@@ -18,7 +18,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 LISTED = Path(__file__).with_name("long.csv")
-LEAST_S = 3.0
+LEAST_S = 2.0
 """Seconds from which a test function, all its cases together, is long: four workers on two cores."""
 
 

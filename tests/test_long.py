@@ -37,7 +37,7 @@ def test_cases_of_a_function_count_together_and_quick_ones_are_left_out() -> Non
     report = """<testsuites><testsuite>
     <testcase classname="tests.a.test_x" name="test_y[1]" time="2.0"/>
     <testcase classname="tests.a.test_x" name="test_y[a.b::c]" time="1.5"/>
-    <testcase classname="tests.a.test_x" name="test_z" time="2.9"/>
+    <testcase classname="tests.a.test_x" name="test_z" time="1.9"/>
     <testcase classname="tests.a.test_x.TestB" name="runTest" time="4.0"/>
     </testsuite></testsuites>"""
     assert measured(report) == {"tests/a/test_x.py::TestB::runTest": 4.0, "tests/a/test_x.py::test_y": 3.5}

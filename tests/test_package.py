@@ -352,7 +352,10 @@ def test_make_app_installs_only_what_runs_and_make_test_adds_to_it(tmp_path: Pat
         (tmp_path / name).write_text((ROOT / name).read_text())
 
     def told(target: str) -> str:
-        return subprocess.run(["make", "-n", target], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        alone = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}  # of the make that tests
+        return subprocess.run(
+            ["make", "-n", target], cwd=tmp_path, env=alone, capture_output=True, text=True, check=True
+        ).stdout
 
     assert "requirements.txt" in told("app") and "requirements-test.txt" not in told("app")
     assert told("test").index("requirements.txt") < told("test").index("requirements-test.txt")

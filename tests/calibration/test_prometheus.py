@@ -147,7 +147,7 @@ def test_servers_without_lengths_say_so(
         (("--model", "nobody"), "it has no model 'nobody': give --model, one of 'day'"),
         ((), "it has several models: give --model, one of 'day', 'm\""),
         (("--metrics", "sglang", "--label", "namespace=none"), "no samples of sglang:num_requests_total in the 1800s"),
-        (("--from", "2020-01-01", "--to", "2020-01-02", "--model", "day"), "nothing of vllm:request_success_total"),
+        (("--from", "2020-01-01", "--to", "2020-01-02", "--model", "day"), "no samples of vllm:request_success_total"),
         (("--model", "day", "--step", "20s"), "a --step of two scrapes or more"),
         (("--model", "day", "--from", "-1x"), "--from '1x': write it as"),
         (("--model", "day", "--from", "soon"), "--from 'soon': write now"),
@@ -155,7 +155,7 @@ def test_servers_without_lengths_say_so(
         (("--model", "day", "--label", "a-b=c"), "--label 'a-b=c': write NAME=VALUE"),
         (("--model", "day", "--arrivals", "gamma"), "--arrivals 'gamma': gamma.cv: is missing"),
         (("--model", "day", "--isl-law", "lognormal"), "--isl-law 'lognormal'"),
-        (("--model", "day", "--api-key-env", "NO_SUCH_KEY"), "--api-key-env 'NO_SUCH_KEY'"),
+        (("--model", "day", "--api-key-env", "NO_SUCH_KEY"), "--api-key-env: that environment variable holds no key"),
         (("--model", "day", "--ca-file", "/nowhere"), "--ca-file '/nowhere': not certificates"),
     ],
 )

@@ -166,7 +166,7 @@ def test_the_model_of_the_plan_is_taken_of_several(
 ) -> None:
     """Of all models here none is called as the plan's; renamed, one is."""
     code, printed, err = run(["watch", "--plan", str(plan), "--prometheus", url], capsys)
-    assert (code, printed) == (2, "") and "several models there: give --model" in err and err.count("\n") == 1
+    assert (code, printed) == (2, "") and "it has several models: give --model" in err and err.count("\n") == 1
     renamed = tmp_path / "renamed.json"
     saved = json.loads(plan.read_text())
     saved["report"]["model"] = "busy"

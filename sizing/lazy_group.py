@@ -5,6 +5,8 @@ If a command lacks a library, it names the extra that provides it: ``pip install
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -61,6 +63,7 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
 
 
 BAD_INPUT = 2
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 INTERRUPTED = 130
 
 
@@ -94,9 +97,9 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         if extra.get("standalone_mode") is False:
-            return super().main(*args, **extra)
+            return self._whole(*args, **extra)
         try:
-            code = super().main(*args, **(extra | {"standalone_mode": False}))
+            code = self._whole(*args, **(extra | {"standalone_mode": False}))
         except click.ClickException as error:
             fail(error, BAD_INPUT)
         except self._errors as error:
@@ -106,6 +109,21 @@ class Commands(click.Group):
         except (click.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
+
+    def _whole(self, *args: Any, **extra: Any) -> Any:
+        """Click's `main`, which has written all of its output when it returns. Raises ClickException where the disk, or
+        the room for a file, ends before the output does."""
+        try:
+            code = super().main(*args, **extra)
+            sys.stdout.flush()
+        except OSError as error:
+            if error.errno not in (*NO_ROOM, errno.EPIPE) or error.filename is not None:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the rest goes when Python ends
+            if error.errno == errno.EPIPE:
+                sys.exit(1)  # as click does: the reader has what it wanted
+            raise click.ClickException(f"the output cannot be written: {error.strerror}") from None
+        return code
 
 
 def fail(error: Exception, code: int) -> NoReturn:

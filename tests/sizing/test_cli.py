@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -210,6 +211,20 @@ def test_help_loads_no_command() -> None:
         [sys.executable, "-c", code + "sys.exit('numpy' in sys.modules)"], capture_output=True, check=True
     )
     assert b"capacity" in loaded.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("program", ["sizing", "calibration"])
+def test_a_disk_that_is_full_is_one_line_and_a_reader_that_leaves_is_none(program: str) -> None:
+    command = [sys.executable, "-m", program, "--help"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (2, "error: the output cannot be written: No space left on device\n")
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        ended = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 def test_a_points_file_without_tp_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

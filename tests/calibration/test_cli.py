@@ -286,7 +286,7 @@ def test_a_second_run_at_the_same_server_is_refused_in_one_line_until_the_first_
             assert first.poll() is None
         begun = Store().run(1).created
         told = refused(call("run", plan))
-        assert f"is being measured by run 1 (process {first.pid} on" in told and f"begun {begun}" in told
+        assert f"is being measured by run 1 (process {first.pid} on" in told and f"started {begun}" in told
         assert "wait until it ends or stop it" in told and [run.id for run in Store().runs()] == [1]
         assert "run 1 is being measured by" in refused(call("resume", 1))
         first.send_signal(signal.SIGINT)

@@ -171,7 +171,7 @@ def test_ctrl_c_tells_the_answer_so_far_and_a_killed_call_is_gone_on_with(mock: 
     pipes |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as killed:
         reads(killed, " requests/s")
-        reads(killed, "to go")
+        reads(killed, "of measuring left")
         killed.kill()
     (first,) = Store().points(1)
     assert Store().run(1).state == "lost"
@@ -179,7 +179,7 @@ def test_ctrl_c_tells_the_answer_so_far_and_a_killed_call_is_gone_on_with(mock: 
     with subprocess.Popen(command, **pipes) as stopped:
         reads(stopped, "continuing run 1")
         reads(stopped, " requests/s")
-        reads(stopped, "to go")
+        reads(stopped, "of measuring left")
         stopped.send_signal(signal.SIGINT)
         told, said = stopped.communicate()
     assert stopped.returncode == 130
@@ -196,7 +196,7 @@ def test_ctrl_c_tells_the_answer_so_far_and_a_killed_call_is_gone_on_with(mock: 
     verifying = [*command, "--minutes=0.01", "--verify", "--verify-minutes=5"]
     with subprocess.Popen(verifying, **pipes) as stopped:
         reads(stopped, "verifying: ")
-        reads(stopped, "to go")
+        reads(stopped, "of measuring left")
         stopped.send_signal(signal.SIGINT)
         told, said = stopped.communicate()
     assert stopped.returncode == 130 and "Traceback" not in said
@@ -217,7 +217,7 @@ def test_a_server_that_dies_while_it_is_verified_leaves_the_answer(database: str
         more = words(server.url, MODEL, minutes=0.8, most_users=4, itl="p95:1s", verify_minutes=5)
         dying = subprocess.Popen([sys.executable, "-m", "tests.calibration.unhurried", *more, "--verify"], **pipes)
         reads(dying, "verifying: ")
-        reads(dying, "to go")
+        reads(dying, "of measuring left")
     with dying:
         told, said = dying.communicate()
     assert dying.returncode == 2 and "Traceback" not in said

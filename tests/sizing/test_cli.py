@@ -396,14 +396,14 @@ def test_a_line_of_error_is_short_whatever_it_quotes(arguments: list[str], capsy
 
 
 def test_a_report_tells_of_other_fleets_what_the_terminal_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """Prefill and decode apart, the cheapest mix of GPUs, and engine settings."""
+    """Disaggregated prefill and decode, the cheapest mix of GPUs, and engine settings."""
     asked = [*PLAN, *"--price h200_sxm=4 --mix --disaggregated --tune".split()]
     _, said, _ = run(asked, capsys)
     _, out, _ = run([*asked, "--json"], capsys)
     found = [
         line
         for line in json.loads(out)["report"]["remarks"]
-        if line.startswith(("Prefill", "Cheapest mix", "Batch limit"))
+        if line.startswith(("Disaggregated", "Prefill", "Cheapest mix", "Batch limit"))
     ]
     words = " ".join(said.split())
     assert len(found) == 4 and all(line in words for line in found)

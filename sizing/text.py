@@ -999,11 +999,11 @@ CAUTIONS: dict[CautionKind, str] = {
     "few_points": "only {points} points: the law leans on its priors; measure 1, 8, 64 and the batch limit",
     "one_isl": (
         "all prompts measured have about {isl:,.0f} tokens, so what a longer one costs is not known: measure one more "
-        "level with {longer:,.0f} tokens in before asking for other lengths"
+        "level with prompts of {longer:,.0f} tokens before asking for other lengths"
     ),
     "unmeasured_isl": (
         "prompts of {asked:,.0f} tokens were not measured, only of about {isl:,.0f}: TTFT and the load of prompts may "
-        "be off by a factor of two; measure one more level with {longer:,.0f} tokens in"
+        "be off by a factor of two; measure one more level with prompts of {longer:,.0f} tokens"
     ),
     "no_timings": "no kernel timings ({why}): a roofline, good to a factor of {factor:.2g}",
     "scaled_law": (

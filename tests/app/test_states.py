@@ -82,7 +82,7 @@ def test_feasible_only_by_extrapolation(opened: Open, store: Store) -> None:
     banner = app.warning[0].proto
     text = text_of(app.warning[0].value)
     assert "Measure before buying" in str(banner)
-    assert "1,000 tokens in and 200 out" in text and "at concurrency 1," in text
+    assert "1,000 input and 200 output tokens" in text and "at concurrency 1," in text
     assert "up to 4 requests at once" in text
     assert "calibrate" in pages_linked(app)
 

@@ -52,8 +52,8 @@ def to_measure(candidate: Candidate, lengths: Lengths, in_flight: float, points:
     known = ", ".join(f"{isl:,g} in / {osl:,g} out" for isl, osl in have)
     measured = f" Measured so far: {known} tokens, up to {candidate.calibrated_in_flight:,.0f} requests at once."
     return (
-        f"To measure: {candidate.label} with {lengths.isl:,.0f} tokens in and {lengths.osl:,.0f} out, "
-        f"at concurrency {levels}; and at concurrency 1 with {LONGER * lengths.isl:,.0f} tokens in, to learn how "
+        f"To measure: {candidate.label} with {lengths.isl:,.0f} input and {lengths.osl:,.0f} output tokens, "
+        f"at concurrency {levels}; and at concurrency 1 with {LONGER * lengths.isl:,.0f} input tokens, to learn how "
         f"the cost of a prompt grows with its length.{measured if have else ''}"
     )
 

@@ -6,7 +6,6 @@ If a command lacks a library, it names the extra that provides it: ``pip install
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -111,19 +110,13 @@ class Commands(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
     def _whole(self, *args: Any, **extra: Any) -> Any:
-        """Click's `main`, which has written all of its output when it returns. Raises ClickException where the disk, or
-        the room for a file, ends before the output does."""
+        """Click's `main`. Raises ClickException where the disk, or the room for a file, ends before the output does."""
         try:
-            code = super().main(*args, **extra)
-            sys.stdout.flush()
+            return super().main(*args, **extra)
         except OSError as error:
-            if error.errno not in (*NO_ROOM, errno.EPIPE) or error.filename is not None:
+            if error.errno not in NO_ROOM or error.filename is not None:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the rest goes when Python ends
-            if error.errno == errno.EPIPE:
-                sys.exit(1)  # as click does: the reader has what it wanted
             raise click.ClickException(f"the output cannot be written: {error.strerror}") from None
-        return code
 
 
 def fail(error: Exception, code: int) -> NoReturn:

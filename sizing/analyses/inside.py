@@ -257,12 +257,12 @@ def _missed(run: Simulated, limit: Limit) -> str:
     if share <= allowed + 1e-9:
         return ""
     if limit.metric == "rejected":
-        return f"{_share(share)} of the requests are rejected or time out; {_share(allowed)} may"
+        return f"{_share(share)} of the requests are rejected or time out; {_share(allowed)} are allowed"
     if limit.metric == "goodput":
-        return f"{_share(1 - share)} of the requests keep all limits at once; {_share(1 - allowed)} must"
+        return f"{_share(1 - share)} of the requests keep all limits at once; {_share(1 - allowed)} are required"
     over = f"exceed the {metric_name(limit.metric)} limit of {milliseconds(limit.limit_s)}"
     lost = " or got no answer" if run.lost else ""
-    return f"{_share(share)} of the {_many(limit.metric)} {over}{lost}; {_share(allowed)} may"
+    return f"{_share(share)} of the {_many(limit.metric)} {over}{lost}; {_share(allowed)} are allowed"
 
 
 def _kept(run: Simulated, sla: Sla) -> str:
@@ -271,7 +271,7 @@ def _kept(run: Simulated, sla: Sla) -> str:
     share = run.exceeding_share(limit)
     nobody = "No gap between tokens" if limit.metric == "gap" else "No request"
     beyond = f"{nobody} exceeds" if share == 0 else f"{_share(share)} of the {_many(limit.metric)} exceed"
-    allowed = f"{_share(1 - limit.percentile / 100)} may"
+    allowed = f"{_share(1 - limit.percentile / 100)} are allowed"
     if limit.metric not in METRICS:
         held = share if limit.metric == "rejected" else 1 - share
         return f"The SLA is kept: {limit.name}: {_share(held)}"

@@ -150,7 +150,12 @@ def test_a_kept_sla_is_said_with_the_limit_that_has_the_least_room() -> None:
     result = simulated(run_of(share=0.3))
     tight = Sla(Limit("ttft", 50, float(np.quantile(result.ttft_s, 0.6))), Limit("itl", 99, 60.0))
     first = learned(result, tight, 1.0)[0]
-    assert result.meets(tight) and first.startswith("The SLA is kept") and "TTFT limit" in first and "50 % may" in first
+    assert (
+        result.meets(tight)
+        and first.startswith("The SLA is kept")
+        and "TTFT limit" in first
+        and "50 % are allowed" in first
+    )
     loose = Sla(Limit("ttft", 50, 60.0), Limit("itl", 99, 60.0))
     assert learned(result, loose, 1.0)[0] == "The SLA is kept: No request exceeds a limit"
 

@@ -15,7 +15,7 @@ from streamlit.delta_generator import DeltaGenerator
 from sizing import text
 from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
-from sizing.analyses.relax import Relaxation
+from sizing.analyses.relax import Relaxation, only_together
 from sizing.analyses.sensitivity import GoodputPrice
 from sizing.analyses.traced import TracePlan
 from sizing.deploy.formats import archive
@@ -366,14 +366,12 @@ def _relaxations(scenario: Scenario) -> None:
     ways = ways_out(scenario)
     for number, way in enumerate(ways.alone):
         _relaxation(way, number)
-    if all(way.smallest is None for way in ways.alone) and ways.together and len(ways.together.limits) > 1:
-        loosened = " and ".join(f"{limit_name(each)} {each.said(each.limit_s)}" for each in ways.together.limits)
+    if found := only_together(ways.alone, ways.together):
+        loosened = " and ".join(f"{limit_name(each)} {each.said(each.limit_s)}" for each in found.limits)
         with st.container(border=True):
-            st.markdown(
-                f"**Together:** {loosened}, with {plain(ways.together.candidate.label)}. No single limit is enough."
-            )
-            if all(each.metric != "goodput" for each in ways.together.limits):
-                st.button("Use these limits", on_click=use_limits, args=(ways.together.limits,))
+            st.markdown(f"**Together:** {loosened}, with {plain(found.candidate.label)}. No single limit is enough.")
+            if all(each.metric != "goodput" for each in found.limits):
+                st.button("Use these limits", on_click=use_limits, args=(found.limits,))
     widen(scenario)
 
 

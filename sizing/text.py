@@ -860,7 +860,9 @@ def _extra(fitted: Fit, name: str) -> str:
         return f"a KV cache of {fitted.batching.kv_tokens:,} tokens"
     if name == "send_s":
         return f"the server's front end takes {milliseconds(fitted.law.send_s)} to send a token"
-    return f"{percent(fitted.law.unread)} of the weights' time is saved by a single sequence"
+    saved = f"{percent(fitted.law.unread)} of the weights' time is saved by a single sequence"
+    used = 1 - fitted.law.unread_decay
+    return f"{saved}, as if a token used {percent(used)} of a model's experts" if used < 1 else saved
 
 
 def regime_lines(found: Regime) -> tuple[str, ...]:
@@ -987,6 +989,10 @@ CAUTIONS: dict[CautionKind, str] = {
     ),
     "fitted_unread": (
         "a single sequence runs faster than batches explain: {unread:%} of the weights' time is saved there"
+    ),
+    "fitted_experts": (
+        "few sequences run faster than a dense model explains: fitted as a mixture of experts that uses {used:%} of "
+        "its experts for a token; name a model of the catalogue or give its --config, and its shape says so"
     ),
     "lockstep": (
         "the points look like users who started together and stayed in lockstep, with equal lengths: engine overheads "

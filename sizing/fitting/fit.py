@@ -536,7 +536,12 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
     if known.lookahead_assumed and not best.replica.batching.lookahead_steps:
         yield Caution("fitted_lookahead", {"engine": points[0].engine})
     if "unread" in best.parameters.names:
-        yield Caution("fitted_unread", {"unread": best.replica.law.unread})
+        law = best.replica.law
+        yield (
+            Caution("fitted_experts", {"used": 1 - law.unread_decay})
+            if law.unread_decay
+            else Caution("fitted_unread", {"unread": law.unread})
+        )
     if best.observed.protocol.at_once and any(point.lengths.fixed for point in points):
         yield Caution("lockstep")
     if best.observed.trace is None and of_one_level(points):

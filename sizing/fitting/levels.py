@@ -368,12 +368,8 @@ class Observed:
 
     @cached_property
     def holds_no_start(self) -> bool:
-        """True where the mean TTFT of the closed loops is that of a steady window: their users' start was told, or
-        every level was judged steady, or has its median near its mean. Of others it tells of the start as well, and of
-        how long its requests counted."""
-        closed = [point for point in self.points if point.load_kind == "concurrency"]
-        told = self.protocol.start != "unknown" and not self.protocol.inferred
-        return told or all(point.verdict == "steady" or _is_near_median(point) for point in closed)
+        """See `holds_no_start`."""
+        return holds_no_start(self.points, self.protocol)
 
     @cached_property
     def shares(self) -> Floats:
@@ -623,6 +619,8 @@ to one level."""
 BEYOND_SIGMA, BEYOND_TTFT_SIGMA = 0.085, 0.5
 """Error of requests/s and ITL, and of TTFT, for each unit of ln(users) outside those that were measured: of published
 servers whose two highest levels were left out."""
+STEADY_BETWEEN_TTFT_SIGMA, STEADY_BEYOND_TTFT_SIGMA = 0.05, 0.15
+"""The two of TTFT where it is that of a steady window (see `holds_no_start`): of vLLM, measured here."""
 CHANGES = 0.6
 """Of the law's error, what changes from level to level: the rest is carried over with what was measured there."""
 LINE_SHARE = 0.2
@@ -692,9 +690,18 @@ def _drawn_out(levels: Sequence[Point], users: int) -> float | None:
     return math.exp(last + (last - first) / (high - low) * (math.log(users) - high))
 
 
-def closed_sigmas(levels: Sequence[Point], point: Point) -> tuple[float, float, float]:
-    """Relative scatter of a closed loop's requests/s, mean TTFT and ITL about what the fit to `levels` says, beside
-    what law and bend leave open."""
+def holds_no_start(points: Sequence[Point], protocol: Protocol) -> bool:
+    """True where the mean TTFT of the closed loops is that of a steady window: their users' start was told, or every
+    level was judged steady, or has its median near its mean. Of others it tells of the start as well, and of how long
+    its requests counted."""
+    told = protocol.start != "unknown" and not protocol.inferred
+    closed = [point for point in points if point.load_kind == "concurrency"]
+    return told or all(point.verdict == "steady" or _is_near_median(point) for point in closed)
+
+
+def closed_sigmas(levels: Sequence[Point], protocol: Protocol, point: Point) -> tuple[float, float, float]:
+    """Relative scatter of a closed loop's requests/s, mean TTFT and ITL about what the fit to `levels`, measured by
+    `protocol`, says, beside what law and bend leave open."""
     if of_one_level(levels):
         return RATE_SIGMA, ONE_LEVEL_TTFT_SIGMA, ITL_SIGMA
     asked = math.log(concurrency(point))
@@ -703,7 +710,10 @@ def closed_sigmas(levels: Sequence[Point], point: Point) -> tuple[float, float, 
     if not (own := [math.log(concurrency(level)) for level in levels_at(levels, point)]):
         return steps, ELSEWHERE_TTFT_SIGMA, steps
     outside = max(0.0, own[0] - asked, asked - own[-1])
-    return steps, math.hypot(BETWEEN_TTFT_SIGMA, BEYOND_TTFT_SIGMA * outside), steps
+    near, beyond = BETWEEN_TTFT_SIGMA, BEYOND_TTFT_SIGMA
+    if holds_no_start(levels, protocol):
+        near, beyond = STEADY_BETWEEN_TTFT_SIGMA, STEADY_BEYOND_TTFT_SIGMA
+    return steps, math.hypot(near, beyond * outside), steps
 
 
 def left_over(points: Sequence[Point], means: Floats) -> Floats:

@@ -121,15 +121,14 @@ def with_extra(engine: Replica, name: str, number: float, least_kv_tokens: int =
 
 def numbers_of(engine: Replica, names: Sequence[str]) -> Floats:
     """The numbers that `Parameters.replica` turns back into this engine (coefficients above 0)."""
-    numbers = [math.log(value) for value in engine.law.seconds]
-    if "unread" in names:
-        share = min(max(engine.law.unread, LEAST_UNREAD), 1 - LEAST_UNREAD)
-        numbers.append(math.log(share / (1 - share)))
-    if "kv_tokens" in names:
-        numbers.append(math.log(engine.batching.kv_tokens))
-    if "send_s" in names:
-        numbers.append(math.log(engine.law.send_s))
-    return np.array(numbers)
+    share = min(max(engine.law.unread, LEAST_UNREAD), 1 - LEAST_UNREAD)
+    extras = {
+        "unread": math.log(share / (1 - share)),
+        "kv_tokens": math.log(engine.batching.kv_tokens),
+        "send_s": math.log(engine.law.send_s) if engine.law.send_s else -math.inf,
+    }
+    extra = names[len(COEFFICIENTS) :]
+    return np.array([*map(math.log, engine.law.seconds), *(extras[name] for name in extra)])
 
 
 def stepped(numbers: Floats, shift: Floats) -> Floats:

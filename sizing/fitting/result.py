@@ -505,7 +505,7 @@ class Fit:
                 there[known] = change[len(own) :]  # where it was measured, the answer does not change
                 carried = [carried_over(self._levels, there, point, self.batching) for point in own]
                 variance += np.nan_to_num((change[: len(own)] - carried) / 2) ** 2
-            variance += np.square([closed_sigmas(self._levels, point) for point in own])
+            variance += np.square([closed_sigmas(self._levels, self.protocol, point) for point in own])
             variance += np.square([luck_of_lengths(point) for point in own])
             if self.of_one_level:
                 variance += self._carried(own) ** 2

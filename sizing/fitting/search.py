@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.engine import COEFFICIENTS, Batching, Replica, StepLaw, known_sending_s
+from sizing.engine import COEFFICIENTS, FREE, Batching, Replica, StepLaw, known_sending_s
 from sizing.errors import FitError
 from sizing.fitting.levels import (
     FULL,
@@ -394,9 +395,12 @@ def guess(
 ) -> tuple[Floats, Floats, Floats]:
     """Logarithms of the eight coefficients, their standard deviations, and of the error that they share: from `prior`
     where it has a value and says more than the points do, `prior_error` its relative standard error."""
-    rough = np.array(law_of_points(_unqueued(points, prior)).seconds)
+    read = partial(share_read, prior)
+    rough = np.array(law_of_points(_unqueued(points, prior), prior).seconds)
     centre, sigma, shared = np.log(rough), np.array(DATA_SIGMAS.seconds), np.zeros((len(rough), 1))
-    if ttft_s(longest_prompts(points)) > COMPUTE_BOUND * itl_s(min(points, key=in_flight)):
+    long, calm = longest_prompts(points), min(points, key=in_flight)
+    unread_s = most_weights_s(points, read) * (read(long.computed_tokens) - read(in_flight(calm)))
+    if ttft_s(long) > COMPUTE_BOUND * (itl_s(calm) + unread_s):
         sigma[COEFFICIENTS.index("token_s")] = PROMPT_SIGMA
     if prior is not None:
         values, sigmas = np.array(prior.seconds), np.array(PRIOR_SIGMAS.seconds)
@@ -424,8 +428,24 @@ def _unqueued(points: Sequence[Point], prior: StepLaw | None) -> Sequence[Point]
     return seen
 
 
-def law_of_points(points: Sequence[Point]) -> StepLaw:
+def share_read(law: StepLaw | None, tokens: float) -> float:
+    """The share of its weights that an iteration of `tokens` tokens reads, by the two shares of `law`; all without."""
+    return float(replace(law or FREE, weights_s=1.0).weights_of_s(max(tokens, 1.0)))
+
+
+def most_weights_s(points: Sequence[Point], read: Callable[[float], float]) -> float:
+    """The most that reading all weights can take: what part of them `read` says a level's steps read, and the lone
+    prompt of the lowest load, takes no longer than these."""
+    calm = min(points, key=in_flight)
+    if read(1.0) == 1:
+        return itl_s(calm)
+    steps_s = [itl_s(point) / read(in_flight(point)) for point in points]
+    return min(*steps_s, ttft_s(calm) / read(calm.computed_tokens))
+
+
+def law_of_points(points: Sequence[Point], prior: StepLaw | None = None) -> StepLaw:
     """Coefficients in the range of these points' times, whatever the engine: a CPU's steps are 10 times a GPU's.
+    The shares of `prior` say how much of the weights an iteration reads.
 
     One decode step at the lowest load is weights and overhead. Half of the rise of ITL with load is shared by KV reads
     and the cost per sequence, the longer the contexts the more to KV reads; the rest is arithmetic and prompts. The
@@ -434,20 +454,25 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
     one is missing at the other: of several ways to part them this one errs least over four simulated engines, from none
     of the first to 1.5 ms and from 1 to 10 ms of the second (rms of the largest rate 2.8 %; a tenth for each 4.9 %).
     """
+    read = partial(share_read, prior)
     calm = min(points, key=in_flight)
     busy = max(points, key=in_flight)
     long = longest_prompts(points)
     step_s = itl_s(calm)
-    rise_s = max((itl_s(busy) - step_s) / max(in_flight(busy) - in_flight(calm), 1), 1e-3 * step_s)
-    first_s = ttft_s(calm)
-    prompt_s = ttft_s(long)
+    weights_s = 0.75 * most_weights_s(points, read)
+    more_read_s = weights_s * (read(in_flight(busy)) - read(in_flight(calm)))
+    rise_s = max((itl_s(busy) - step_s - more_read_s) / max(in_flight(busy) - in_flight(calm), 1), 1e-3 * step_s)
+    first_s, prompt_s = (
+        max(ttft_s(point) - weights_s * (read(point.computed_tokens) - read(in_flight(calm))), 0.1 * ttft_s(point))
+        for point in (calm, long)
+    )
     token_s = min([prompt_s / long.computed_tokens, *seconds_per_token(points)])
     context = busy.isl + busy.osl / 2
     sequence_s = 0.5 * rise_s / (1 + context / KV_OF_SEQUENCE)
     rest_s = max(first_s - step_s, 0.1 * first_s)
     return StepLaw(
-        weights_s=0.75 * step_s,
-        overhead_s=0.2 * step_s,
+        weights_s=weights_s,
+        overhead_s=max(0.95 * step_s - weights_s * read(in_flight(calm)), 0.2 * step_s),
         token_s=0.7 * token_s,
         sequence_s=sequence_s,
         kv_token_s=sequence_s / KV_OF_SEQUENCE,
@@ -497,12 +522,21 @@ LAW_ERROR_ROUNDS = 3
 """Rounds of two questions: how far is the law off, and which law then fits best. The second rarely changes much."""
 
 
+UNROUTED = (0.75, 0.875, 0.9375, 0.97, 0.985)
+"""Shares of the experts that a token does not use, in MoE models that are served: 2 of 8, 4 of 32, 8 of 128 and 4 of
+128, 8 of 512. Searched for a model whose shape is not known; those between differ little."""
+EXPERTS_UNREAD, KERNEL_UNREAD, UNREAD_SD = 1.0, -1.0, 1.5
+"""Logits of the unread share before the data, of an MoE model (0.73) and of an engine with a kernel of its own for
+single sequences (0.27), and their standard deviation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """What is known before the fit: possible batching rules, a law to lean on, whether the KV cache is known, and
     whether the model's shape is: then the law leans on its share of unread weights, and none is fitted. `prior_error`:
     relative standard error of the law to lean on. `lookahead_assumed`: the rules look ahead as the engine does by its
-    defaults, and nobody has said that this one does. `seen`: further rules, which the levels themselves suggest."""
+    defaults, and nobody has said that this one does. `seen`: further rules, which the levels themselves suggest.
+    `experts`: the model is taken for an MoE model, with an unread share that is fitted."""
 
     batchings: tuple[Batching, ...]
     prior: StepLaw | None
@@ -511,6 +545,17 @@ class Known:
     prior_error: float = KERNEL_TIMED
     lookahead_assumed: bool = False
     seen: tuple[Batching, ...] = ()
+    experts: bool = False
+
+    def with_experts(self, unrouted: float) -> Known:
+        """The same of an MoE model a token of which does not use a share `unrouted` of the experts; how much of the
+        weights they are is fitted."""
+        shares = (self.prior or FREE).with_values(unread=1 / (1 + math.exp(-EXPERTS_UNREAD)), unread_decay=unrouted)
+        return replace(self, prior=shares, shape_known=True, experts=True)
+
+    def usual(self) -> Known:
+        """The same of an engine that has the first of the rules."""
+        return replace(self, batchings=self.batchings[:1])
 
     def as_seen(self) -> Known:
         """The same of an engine that has one of the rules seen."""
@@ -577,9 +622,7 @@ def explained(observed: Observed, known: Known, rival: Explained | None = None, 
         best = rated.search(evaluations=4, stride=0.1, central=True, carried=True)
     if best.chi2_per_point > SOUND:
         best = from_other_valley(best)
-    if not known.shape_known:
-        best = perhaps(best, unread_candidate(best))
-    own = Explained(with_sending(best), sketches[0].claim, known)
+    own = Explained(with_sending(with_unread(best, observed, known)), sketches[0].claim, known)
     return rival if rival and rival.best.claim <= own.best.claim else own
 
 
@@ -608,6 +651,8 @@ def sketched(observed: Observed, ways: Sequence[Protocol], known: Known) -> list
         errors: Floats | None = None
         for batching in rules:
             parameters = law_parameters(centre, sigma, shared, batching, known.prior)
+            if known.experts:
+                parameters = parameters.plus("unread", EXPERTS_UNREAD, UNREAD_SD)
             start = min(own or found, key=lambda trial: trial.claim).numbers if own or found else None
             trial = Trial(seen, parameters, start, effort=SKETCH, errors=errors)
             errors = trial.errors
@@ -723,19 +768,33 @@ def perhaps(best: Trial, wider: Parameters | None, starts: int = 1) -> Trial:
     )
 
 
-def unread_candidate(best: Trial) -> Parameters | None:
-    """A share of the weights that one sequence does not read, where points of one or two users are faster than the
-    law: an engine with a kernel of its own for single sequences, or an MoE model."""
+def with_unread(best: Trial, observed: Observed, known: Known) -> Trial:
+    """The same and a share of the weights that few tokens do not read, where points of one or two users are faster than
+    the law and that explains them far better: an engine with a kernel of its own for single sequences or, unless that
+    explains them far better, an MoE model, of which all is searched anew."""
+    if known.shape_known or not is_faster_alone(best):
+        return best
+    kernel = perhaps(best, best.parameters.plus("unread", KERNEL_UNREAD, UNREAD_SD))
+    outlines = [
+        sketched(observed, [best.observed.protocol], known.with_experts(share).usual())[0] for share in UNROUTED
+    ]
+    # Other coefficients can pass for experts that are not there, and not hide those that are: of equals the last.
+    least = min(trial.claim for trial in outlines)
+    *_, likely = (trial for trial in outlines if trial.claim <= least + ALIKE)
+    experts = explained(observed, known.with_experts(likely.parameters.base.law.unread_decay)).best
+    return experts if experts.claim < min(kernel.claim + GAIN, best.claim - GAIN) else kernel
+
+
+def is_faster_alone(best: Trial) -> bool:
+    """True where the levels of one user are faster than the law, and it fits poorly."""
     points, misfits = best.observed.points, best.misfits(best.numbers)
     few = [row for row, point in enumerate(points) if concurrency(point) == 1 and point.load_kind == "concurrency"]
     if not few or best.chi2_per_point <= POOR or len(few) == len(points):
-        return None
+        return False
     slow_alone = np.nanmean(misfits[few][:, 2]) if np.isfinite(misfits[few][:, 2]).any() else 0.0
     others = misfits[[row for row in range(len(points)) if row not in few]][:, 2]
     fast_beside = np.nanmin(others) if np.isfinite(others).any() else 0.0
-    if slow_alone < 1 and fast_beside > -3:
-        return None
-    return best.parameters.plus("unread", -1.0, 1.5)
+    return bool(slow_alone >= 1 or fast_beside <= -3)
 
 
 SEND_SD = 0.8
@@ -748,7 +807,7 @@ def with_sending(best: Trial) -> Trial:
     """The same and what the front end takes to send a token, of engines of which that is roughly known: where the
     points do not tell it, the fit leans on what other servers took."""
     send_s = known_sending_s(best.observed.points[0].engine)
-    if of_one_level(best.observed.points) or not send_s:
+    if of_one_level(best.observed.points) or not send_s or "send_s" in best.parameters.names:
         return best
     wider = best.parameters.plus("send_s", math.log(send_s), SEND_SD)
     trials = [

@@ -41,7 +41,7 @@ from sizing.fitting.levels import (
 from sizing.fitting.parameters import BEND_SD, PROMPT_BEND_SD, LawError, bend_of, law_parameters, moved
 from sizing.fitting.result import Variants
 from sizing.fitting.search import BESIDE_KERNELS, POLICY_PRICE, Known, Trial, guess, law_of_points
-from sizing.points import Point
+from sizing.points import UNTOLD, Point
 from sizing.queueing import predict
 from sizing.simulator import simulate
 from sizing.simulator.replay import Replay
@@ -243,7 +243,7 @@ def test_what_was_measured_holds_the_answer_fast() -> None:
     error = found.at(levels[0].isl, levels[0].osl).law_error
     between, beyond = (dataclasses.replace(levels[0], load_value=value) for value in (users[1] + 1, 8 * users[-1]))
     held, unheld, far = found.mean_sigmas([levels[0], between, beyond])
-    parts = closed_sigmas(levels, levels[0]), luck_of_lengths(levels[0]), CHANGES * error.by_measure[:3]
+    parts = closed_sigmas(levels, found.protocol, levels[0]), luck_of_lengths(levels[0]), CHANGES * error.by_measure[:3]
     noise = np.sqrt(sum(np.square(part) for part in parts))
     assert held == pytest.approx(noise, rel=1e-6)
     assert (unheld[[0, 2]] >= held[[0, 2]]).all() and (far > 1.5 * unheld).all()
@@ -387,11 +387,21 @@ def test_figures_move_towards_straight_lines_where_no_queue_begins() -> None:
 
 def test_closed_loops_are_less_sure_beyond_the_users_and_lengths_measured() -> None:
     levels = [level(users) for users in LEVELS]
-    inside, edge, twice, far = (closed_sigmas(levels, level(users)) for users in (64, 128, 256, 1024))
+    inside, edge, twice, far = (closed_sigmas(levels, UNTOLD, level(users)) for users in (64, 128, 256, 1024))
     assert inside == edge
     for place in (0, 2):
         assert edge[place] < twice[place] < far[place]
-    assert edge[1] < twice[1] and edge[1] < closed_sigmas(levels, dataclasses.replace(level(64), isl=4000))[1]
+    assert edge[1] < twice[1] and edge[1] < closed_sigmas(levels, UNTOLD, dataclasses.replace(level(64), isl=4000))[1]
+
+
+@pytest.mark.parametrize("users", [64, 512])
+def test_a_ttft_of_steady_windows_is_surer(users: int) -> None:
+    """Of a window that was judged, or of users who were known to start one after the other."""
+    levels = [level(users) for users in LEVELS]
+    judged = [dataclasses.replace(point, verdict="steady") for point in levels]
+    unsure = closed_sigmas(levels, UNTOLD, level(users))
+    for sure in (closed_sigmas(judged, UNTOLD, level(users)), closed_sigmas(levels, Protocol("ramp"), level(users))):
+        assert sure[1] < 0.6 * unsure[1] and (sure[0], sure[2]) == (unsure[0], unsure[2])
 
 
 def test_a_law_without_attention_leans_on_that_of_the_shape() -> None:

@@ -41,6 +41,7 @@ def test_every_kind_has_words_and_no_words_are_left_over() -> None:
         (Caution("fitted_slots", {"max_batch_size": 1024}), "at most 1,024 at once"),
         (Caution("fitted_budget", {"token_budget": 1024}), "1,024 tokens went through an iteration"),
         (Caution("fitted_lookahead", {"engine": "vllm"}), "vllm fixes iterations ahead by its defaults"),
+        (Caution("fitted_experts", {"used": 0.0625}), "uses 6 % of its experts for a token"),
         (Caution("rough_timings", {"rms_error": 0.2}), "within 20 % (rms)"),
     ],
 )

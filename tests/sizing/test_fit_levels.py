@@ -436,6 +436,31 @@ def test_a_kernel_for_single_sequences_is_found() -> None:
     assert fit(measure(Replica(GPU), VARIED, (1, 2, 4, 16, 64))).extra == ()
 
 
+@pytest.mark.parametrize(("decay", "most"), [(0.75, 8), (0.9375, 32)])
+def test_experts_of_an_unknown_model_are_found(decay: float, most: int) -> None:
+    """Users beyond those measured read the rest of the experts, and then no more: a kernel for single sequences would
+    put the rise down to every sequence, without an end."""
+    experts = GPU.with_values(weights_s=40e-3, unread=0.75, unread_decay=decay)
+    found = fit(measure(Replica(experts), VARIED, (1, 2, 4, 8, most)))
+    users, context = 2 * most, 2 * most * 200
+    assert found.extra == ("unread",) and abs(found.law.unread_decay - decay) < 0.07
+    assert found.law.decode_s(users, context) == pytest.approx(experts.decode_s(users, context), rel=0.12)
+    (told,) = (each for each in found.warnings if each.kind == "fitted_experts")
+    assert told.facts == {"used": 1 - found.law.unread_decay}
+
+
+def test_of_experts_no_more_is_read_than_a_prompt_takes() -> None:
+    """A server of a known MoE model on an unknown GPU: eight users show two fifths of the experts, and a prompt of 64
+    tokens, which reads them all and computes little, how long the rest takes."""
+    experts = GPU.with_values(weights_s=60e-3, overhead_s=8e-3, unread=0.908, unread_decay=0.9375)
+    short = [Lengths(64, 128, 0.3, 0.5)]
+    found = fit(measure(Replica(experts), short, (1, 2, 4, 8), model="Qwen/Qwen3-235B-A22B", gpu="mine"))
+    assert found.extra == ()
+    for users in (16, 32):
+        context = users * 128
+        assert found.law.decode_s(users, context) == pytest.approx(experts.decode_s(users, context), rel=0.1)
+
+
 def test_means_that_hold_the_start_are_replayed_as_such() -> None:
     """All users at once and every request counted: the first burst makes TTFT long, and the fit expects it."""
     points = []

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,9 @@ SCATTER = ndtri((np.arange(40) + 0.5) / 40)
 """Quantiles of a standard normal law, for what delivery adds to a gap."""
 LEAST_GAP_S = 1e-6
 """Gap between tokens that are delivered together: a band needs its logarithm."""
+OF_SHAPE: Mapping[Metric, float] = MappingProxyType({"ttft": 0.05, "e2e": 0.03, "itl": 0.02, "gap": 0.0})
+"""Error of a simulated percentile over the mean, beside the luck of the measurement: of vLLM, measured here. What gaps
+are off by is in the law's error."""
 NEAR_MEAN = 0.05
 """A single user's tokens arrive one by one if the median gap is this close to the mean ITL, relatively."""
 
@@ -68,9 +72,9 @@ def closed_loop(
     with so many `requests` a replica (None: ten a user), whose luck the bands hold.
 
     Percentiles lie about the means as in simulations of the fitted engine; those of the gaps scatter as well by how
-    tokens are delivered, see `delivery_scatter_s`. Their bands are those of the means, wider by
-    what the ratio to the mean changes between laws one standard error apart, and by the luck of a percentile of so many
-    requests. Raises ScenarioError for requests that the KV cache cannot hold.
+    tokens are delivered, see `delivery_scatter_s`. Their bands are those of the means, wider by what the ratio to the
+    mean changes between laws one standard error apart, by the luck of a percentile of so many requests and by what
+    simulated ratios are off. Raises ScenarioError for requests that the KV cache cannot hold.
     """
     each = max(1, round(users / replicas))
     point = replace(point_at(fitted, lengths, prefix, each), requests=requests)
@@ -82,7 +86,7 @@ def closed_loop(
     replay = repeated(local, point)
     scatter_s = delivery_scatter_s(fitted)
     shown = _shown(replay, local.engine, point, scatter_s)
-    variances = {name: one.luck**2 for name, one in shown.items()}
+    variances = {name: one.error**2 for name, one in shown.items()}
     for pair in local.variants_seen(lengths, np.array([[min(each, local.batching.max_batch_size)]], float)):
         faster, slower = (_shown(replay, engine, point, scatter_s) for engine in pair)
         for name in shown:
@@ -110,11 +114,11 @@ def repeated(fitted: Fit, point: Point) -> Replay:
 
 class _Shown(NamedTuple):
     """A statistic of a latency over the means that a fit gives (TTFT, ITL; for E2E the TTFT and OSL - 1 ITLs), and its
-    relative error by the luck of a measurement, beside that of the mean."""
+    relative error, by the luck of a measurement and by its shape, beside that of the mean."""
 
     metric: Metric
     over_mean: float
-    luck: float
+    error: float
 
 
 def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float) -> dict[str, _Shown]:
@@ -181,7 +185,7 @@ def _ranks(percentile: float, count: float) -> tuple[float, float, float]:
 def _of_percentile(metric: Metric, values: Floats, mean_s: float, of_mean: float) -> _Shown:
     low, value, high = values.tolist()
     luck = math.log(high / low) / 2
-    return _Shown(metric, value / mean_s, math.sqrt(max(0.0, luck**2 - of_mean**2)))
+    return _Shown(metric, value / mean_s, math.hypot(math.sqrt(max(0.0, luck**2 - of_mean**2)), OF_SHAPE[metric]))
 
 
 def point_at(fitted: Fit, lengths: Lengths, prefix: Prefix, users: int) -> Point:

@@ -346,7 +346,7 @@ class SlaMissed(Exception):
     """Even an idle replica misses `limit`: it needs `alone_s` seconds. The planner turns this into a rejection."""
 
     def __init__(self, limit: Limit, alone_s: float) -> None:
-        super().__init__(f"{limit}: {alone_s * 1000:.3g} ms on an idle replica")
+        super().__init__(f"{limit}: {alone_s * 1000:.3g} ms with hardly any load")
         self.limit = limit
         self.alone_s = alone_s
 

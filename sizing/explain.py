@@ -13,10 +13,10 @@ from typing import TypeVar
 import numpy as np
 
 from sizing import catalog
-from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, Method, SlaMissed, load_response, predict_at, run_at
+from sizing.edge import BY_FORMULA, BY_SIMULATION, IDLE, NEAR, Method, SlaMissed, load_response, predict_at, run_at
 from sizing.engine import Replica
 from sizing.errors import CatalogueError, RequestTooLong
-from sizing.numbers import gpus
+from sizing.numbers import gpus, percent
 from sizing.plans import Candidate, Fleet, MeanBased, Rejection
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question, Setting
@@ -33,8 +33,8 @@ def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> 
     """A candidate whose replica misses a limit even without load."""
     limit = missed.limit
     why = (
-        f"misses {metric_name(limit.metric)} even alone: {idle_name(limit, lengths)} is {limit.said(missed.alone_s)} "
-        f"on an idle replica, the limit is {limit.said(limit.limit_s)}"
+        f"misses {metric_name(limit.metric)} even at {percent(IDLE)} of the load that it carries: "
+        f"{idle_name(limit, lengths)} is {limit.said(missed.alone_s)}, the limit is {limit.said(limit.limit_s)}"
     )
     return Rejection.of(candidate, "sla", why, limit, missed.alone_s)
 

@@ -927,8 +927,8 @@ CAUTIONS: dict[CautionKind, str] = {
         "them out"
     ),
     "near_floor": (
-        "more GPUs will not help: {limit} is {floor_s:ms}{by_formula} on an idle replica, of {limit_s:ms} allowed; "
-        "what makes a request slow is {cause}, not the queue"
+        "more GPUs will not help: {limit} is {floor_s:ms}{by_formula} on a nearly idle replica, of {limit_s:ms} "
+        "allowed; what makes a request slow is {cause}, not the queue"
     ),
     "front_end": (
         "some {sending_s:ms} of a mean TTFT of {ttft_s:ms} go by in the server's front end, which sends "

@@ -207,7 +207,7 @@ def test_ctrl_c_tells_the_answer_so_far_and_a_killed_call_is_gone_on_with(mock: 
     assert hopeless.exit_code == 3, hopeless.output
     refusal = json.loads(hopeless.stdout)
     assert refusal["feasible"] is False and "gpus" not in refusal and refusal["measured"]["run"] == 1
-    assert "misses ITL even alone" in (why := refusal["rejected"][0]["why"]) and "the limit is 5 ms" in why
+    assert "misses ITL even at 1 % of the load" in (why := refusal["rejected"][0]["why"]) and "the limit is 5 ms" in why
 
 
 def test_a_server_that_dies_while_it_is_verified_leaves_the_answer(database: str) -> None:

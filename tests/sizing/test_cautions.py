@@ -60,8 +60,8 @@ def test_requests_that_the_model_does_not_take_are_told() -> None:
 
 def test_a_value_above_its_limit_on_an_idle_replica_is_the_formulas() -> None:
     near = {"limit": "p95 ITL", "metric": "itl", "limit_s": 0.02}
-    assert "is 19 ms on an idle replica" in caution(Caution("near_floor", {**near, "floor_s": 0.019}))
-    assert "is 21 ms by formula on an idle replica" in caution(Caution("near_floor", {**near, "floor_s": 0.021}))
+    assert "is 19 ms on a nearly idle replica" in caution(Caution("near_floor", {**near, "floor_s": 0.019}))
+    assert "is 21 ms by formula on a nearly idle replica" in caution(Caution("near_floor", {**near, "floor_s": 0.021}))
 
 
 def test_cautions_of_equal_kind_and_figures_are_equal_and_hashable() -> None:

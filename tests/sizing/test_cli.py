@@ -77,7 +77,7 @@ def test_an_sla_that_cannot_be_met_prints_no_count(capsys: pytest.CaptureFixture
         assert code == 3
         assert err.count("\n") == 1
         assert '"gpus"' not in out
-        assert "ms on an idle replica" in " ".join(out.split())
+        assert "misses ITL even at 1 % of the load that it carries: ITL is" in " ".join(out.split())
         assert "p95 ITL: " in out and " instead of 2 ms, with h200_sxm TP" in out, "ways to meet it"
 
 

@@ -157,7 +157,7 @@ def test_an_sla_out_of_reach_is_believed_as_no_count() -> None:
     assert found is not None
     assert found.working is None
     assert found.surplus < 0
-    assert "even alone" in str(found)
+    assert "even at 1 % of the load" in str(found)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

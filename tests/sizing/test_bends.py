@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import math
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -564,3 +564,15 @@ def test_what_one_coefficient_gains_another_loses(share: float, batch: int) -> N
     for one in (moved(Replica(GPU), names, shift), moved(Replica(GPU), names, -shift)):
         assert one.law.decode_s(batch, 0) == pytest.approx(GPU.decode_s(batch, 0))
     assert min(moved(Replica(GPU), names, np.full(len(names), -2.0)).law.seconds) > 0
+
+
+def test_each_number_moves_its_own_part_of_the_engine() -> None:
+    """A KV cache is found before a kernel for single sequences, or after experts: the names say which is which."""
+    engine = Replica(GPU.with_values(unread=0.3, send_s=1e-4), Batching(kv_tokens=10_000))
+    shift = {"unread": 0.5, "kv_tokens": 0.2, "send_s": -0.4}
+    for extra in permutations(shift):
+        found = moved(engine, (*COEFFICIENTS, *extra), np.array([0.0] * 8 + [shift[name] for name in extra]))
+        odds = found.law.unread / (1 - found.law.unread)
+        assert odds == pytest.approx(math.exp(0.5) * 3 / 7)
+        assert found.batching.kv_tokens == pytest.approx(math.exp(0.2) * 10_000, rel=1e-3)
+        assert found.law.send_s == pytest.approx(math.exp(-0.4) * 1e-4)

@@ -9,8 +9,11 @@ Dask has no password: anyone who can reach the scheduler's port can run code the
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +22,9 @@ from sizing.errors import ScenarioError
 
 WAIT_S = 20
 """Time to wait for a scheduler, and then for its first worker."""
+DESERTED_AFTER_S = 60.0
+"""A study ends once the cluster has had no worker for this long: without an end, it would wait for ever."""
+LOOK_EVERY_S = 2.0
 RETRIES = 2
 """Retries of an item that raises: a worker may be short of memory or disk."""
 OTHER_CODE = "install the same package, data, Python, " + ", ".join(PACKAGES) + " there"
@@ -42,7 +48,8 @@ def on_cluster(job: Callable[[int, Any], Any], items: Mapping[int, Any], address
 
     Each item is a task: when a worker dies, the scheduler gives its items, including those done but not fetched, to
     others. Raises ScenarioError if no scheduler answers at the address, if there is no worker, or if one has other
-    code; WorkersLost if an item's workers die repeatedly, or the scheduler goes away.
+    code; WorkersLost if an item's workers die repeatedly, if all workers stay away for `DESERTED_AFTER_S`, or if the
+    scheduler goes away.
     """
     from distributed import Client, KilledWorker, as_completed  # 1 s to import: only studies on a cluster pay for it
     from distributed.comm.core import CommClosedError
@@ -55,15 +62,59 @@ def on_cluster(job: Callable[[int, Any], Any], items: Mapping[int, Any], address
         _check_workers(client, address)
         same = SameCode(job, code())
         left = {client.submit(same, place, item, pure=False, retries=RETRIES): place for place, item in items.items()}
-        for future in as_completed(list(left), loop=client.loop):  # type: ignore[no-untyped-call]
-            place = left.pop(future)
+        with _cancelled_when_deserted(client, left) as deserted:
+            for future in as_completed(list(left), loop=client.loop):  # type: ignore[no-untyped-call]
+                place = left[future]
+                try:
+                    result = future.result()
+                except (KilledWorker, CommClosedError, CancelledError) as error:
+                    if deserted.is_set():
+                        raise WorkersLost(_deserted(address, len(left))) from None
+                    why = " ".join(str(error).split())
+                    raise WorkersLost(
+                        f"cluster {address}: item {place + 1} was lost with its workers ({why})"
+                    ) from None
+                yield place, result
+                del left[future]
+                future.release()
+
+
+@contextmanager
+def _cancelled_when_deserted(client: Any, futures: Collection[Any]) -> Iterator[threading.Event]:
+    """Cancel the futures once the cluster has had no worker for `DESERTED_AFTER_S`; the event is set just before.
+
+    Dask itself waits for a worker without a limit, both for an unfinished item and for a result that was lost before it
+    was fetched. That the scheduler has gone away is noticed elsewhere.
+    """
+    over, deserted = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        seen_s = time.monotonic()
+        while not over.wait(LOOK_EVERY_S):
             try:
-                result = future.result()
-            except (KilledWorker, CommClosedError, CancelledError) as error:
-                why = " ".join(str(error).split())
-                raise WorkersLost(f"cluster {address}: item {place + 1} was lost with its workers ({why})") from None
-            yield place, result
-            future.release()
+                if client.nthreads():
+                    seen_s = time.monotonic()
+            except (OSError, RuntimeError, ValueError):  # no scheduler, or the client is closing
+                seen_s = time.monotonic()
+            if time.monotonic() - seen_s >= DESERTED_AFTER_S:
+                deserted.set()
+                client.cancel(list(futures))
+                return
+
+    thread = threading.Thread(target=watch, daemon=True, name="workers of the cluster")
+    thread.start()
+    try:
+        yield deserted
+    finally:
+        over.set()
+        thread.join()
+
+
+def _deserted(address: str, left: int) -> str:
+    return (
+        f"cluster {address}: it has had no workers for {DESERTED_AFTER_S:g} s, with {left} items left; start "
+        f"`dask worker {address}`, and repeat the command"
+    )
 
 
 def _check_workers(client: Any, address: str) -> None:

@@ -434,13 +434,8 @@ def share_read(law: StepLaw | None, tokens: float) -> float:
 
 
 def most_weights_s(points: Sequence[Point], read: Callable[[float], float]) -> float:
-    """The most that reading all weights can take: what part of them `read` says a level's steps read, and the lone
-    prompt of the lowest load, takes no longer than these."""
-    calm = min(points, key=in_flight)
-    if read(1.0) == 1:
-        return itl_s(calm)
-    steps_s = [itl_s(point) / read(in_flight(point)) for point in points]
-    return min(*steps_s, ttft_s(calm) / read(calm.computed_tokens))
+    """The most that reading all weights can take: the steps of no level take longer for what `read` says they read."""
+    return min(itl_s(point) / read(in_flight(point)) for point in points)
 
 
 def law_of_points(points: Sequence[Point], prior: StepLaw | None = None) -> StepLaw:

@@ -115,6 +115,24 @@ def test_a_cluster_that_goes_away_is_one_error() -> None:
             list(results)
 
 
+def test_a_cluster_without_workers_for_some_time_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler stays, so that Dask itself would wait for a worker for ever."""
+    from distributed import LocalCluster
+
+    monkeypatch.setattr("lab.cluster.DESERTED_AFTER_S", 1.0)
+    monkeypatch.setattr("lab.cluster.LOOK_EVERY_S", 0.1)
+    workers = LocalCluster(  # type: ignore[no-untyped-call]
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", silence_logs=50
+    )
+    with workers:
+        results = on_cluster(study_work.nap, dict(enumerate([0.0] + [0.5] * 9)), workers.scheduler_address)
+        assert next(results) == (0, 0.0)
+        workers.scale(0)
+        with pytest.raises(WorkersLost, match=r"no workers for 1 s, with \d items left; start `dask worker tcp://") as found:
+            list(results)
+    assert "\n" not in str(found.value)
+
+
 def test_a_worker_with_other_code_that_joins_later_does_no_work(
     cluster: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -436,7 +436,7 @@ def test_a_kernel_for_single_sequences_is_found() -> None:
     assert fit(measure(Replica(GPU), VARIED, (1, 2, 4, 16, 64))).extra == ()
 
 
-@pytest.mark.parametrize(("decay", "most"), [(0.75, 8), (0.9375, 32)])
+@pytest.mark.parametrize(("decay", "most"), [(0.75, 8), (0.9375, 32), (0.97, 64)])
 def test_experts_of_an_unknown_model_are_found(decay: float, most: int) -> None:
     """Users beyond those measured read the rest of the experts, and then no more: a kernel for single sequences would
     put the rise down to every sequence, without an end."""

@@ -128,7 +128,9 @@ def test_a_cluster_without_workers_for_some_time_is_one_error(monkeypatch: pytes
         results = on_cluster(study_work.nap, dict(enumerate([0.0] + [0.5] * 9)), workers.scheduler_address)
         assert next(results) == (0, 0.0)
         workers.scale(0)
-        with pytest.raises(WorkersLost, match=r"no workers for 1 s, with \d items left; start `dask worker tcp://") as found:
+        with pytest.raises(
+            WorkersLost, match=r"no workers for 1 s, with \d items left; start `dask worker tcp://"
+        ) as found:
             list(results)
     assert "\n" not in str(found.value)
 

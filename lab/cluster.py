@@ -83,8 +83,8 @@ def on_cluster(job: Callable[[int, Any], Any], items: Mapping[int, Any], address
 def _cancelled_when_deserted(client: Any, futures: Collection[Any]) -> Iterator[threading.Event]:
     """Cancel the futures once the cluster has had no worker for `DESERTED_AFTER_S`; the event is set just before.
 
-    Dask itself waits for a worker without a limit, both for an unfinished item and for a result that was lost before it
-    was fetched. That the scheduler has gone away is noticed elsewhere.
+    Dask itself sets no limit to the wait for a worker, whether an item is unfinished or its result was lost before it
+    was fetched. A scheduler that does not answer is another matter, which the client notices by itself.
     """
     over, deserted = threading.Event(), threading.Event()
 
@@ -92,22 +92,22 @@ def _cancelled_when_deserted(client: Any, futures: Collection[Any]) -> Iterator[
         seen_s = time.monotonic()
         while not over.wait(LOOK_EVERY_S):
             try:
-                if client.nthreads():
+                if client.status != "running" or client.nthreads():
                     seen_s = time.monotonic()
-            except (OSError, RuntimeError, ValueError):  # no scheduler, or the client is closing
+            except OSError:
                 seen_s = time.monotonic()
             if time.monotonic() - seen_s >= DESERTED_AFTER_S:
                 deserted.set()
                 client.cancel(list(futures))
                 return
 
-    thread = threading.Thread(target=watch, daemon=True, name="workers of the cluster")
+    thread = threading.Thread(target=watch, daemon=True, name="watch over the cluster's workers")
     thread.start()
     try:
         yield deserted
     finally:
         over.set()
-        thread.join()
+        thread.join(LOOK_EVERY_S)  # it may be waiting for a scheduler that is gone; closing the client ends that
 
 
 def _deserted(address: str, left: int) -> str:

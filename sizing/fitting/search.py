@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -395,12 +395,9 @@ def guess(
 ) -> tuple[Floats, Floats, Floats]:
     """Logarithms of the eight coefficients, their standard deviations, and of the error that they share: from `prior`
     where it has a value and says more than the points do, `prior_error` its relative standard error."""
-    read = partial(share_read, prior)
     rough = np.array(law_of_points(_unqueued(points, prior), prior).seconds)
     centre, sigma, shared = np.log(rough), np.array(DATA_SIGMAS.seconds), np.zeros((len(rough), 1))
-    long, calm = longest_prompts(points), min(points, key=in_flight)
-    unread_s = most_weights_s(points, read) * (read(long.computed_tokens) - read(in_flight(calm)))
-    if ttft_s(long) > COMPUTE_BOUND * (itl_s(calm) + unread_s):
+    if ttft_s(longest_prompts(points)) > COMPUTE_BOUND * itl_s(min(points, key=in_flight)):
         sigma[COEFFICIENTS.index("token_s")] = PROMPT_SIGMA
     if prior is not None:
         values, sigmas = np.array(prior.seconds), np.array(PRIOR_SIGMAS.seconds)
@@ -433,34 +430,28 @@ def share_read(law: StepLaw | None, tokens: float) -> float:
     return float(replace(law or FREE, weights_s=1.0).weights_of_s(max(tokens, 1.0)))
 
 
-def most_weights_s(points: Sequence[Point], read: Callable[[float], float]) -> float:
-    """The most that reading all weights can take: the steps of no level take longer for what `read` says they read."""
-    return min(itl_s(point) / read(in_flight(point)) for point in points)
-
-
 def law_of_points(points: Sequence[Point], prior: StepLaw | None = None) -> StepLaw:
     """Coefficients in the range of these points' times, whatever the engine: a CPU's steps are 10 times a GPU's.
     The shares of `prior` say how much of the weights an iteration reads.
 
-    One decode step at the lowest load is weights and overhead. Half of the rise of ITL with load is shared by KV reads
-    and the cost per sequence, the longer the contexts the more to KV reads; the rest is arithmetic and prompts. The
-    TTFT at the lowest load is the arithmetic of the prompt and the rest: a tenth of it taken for what a prompt costs
-    the engine beside, three tenths for time outside it. Closed loops hardly part the two, and what is put down to the
-    one is missing at the other: of several ways to part them this one errs least over four simulated engines, from none
-    of the first to 1.5 ms and from 1 to 10 ms of the second (rms of the largest rate 2.8 %; a tenth for each 4.9 %).
+    One decode step at the lowest load is weights and overhead, and no level's steps leave more room for the weights.
+    Half of what ITL rises with load, beside the further weights read, is shared by KV reads and the cost per sequence,
+    the longer the contexts the more to KV reads; the rest is arithmetic and prompts. The TTFT at the lowest load is the
+    arithmetic of the prompt and the rest: a tenth of it taken for what a prompt costs the engine beside, three tenths
+    for time outside it. Closed loops hardly part the two, and what is put down to the one is missing at the other: of
+    several ways to part them this one errs least over four simulated engines, from none of the first to 1.5 ms and from
+    1 to 10 ms of the second (rms of the largest rate 2.8 %; a tenth for each 4.9 %).
     """
     read = partial(share_read, prior)
     calm = min(points, key=in_flight)
     busy = max(points, key=in_flight)
     long = longest_prompts(points)
     step_s = itl_s(calm)
-    weights_s = 0.75 * most_weights_s(points, read)
+    weights_s = 0.75 * min(itl_s(point) / read(in_flight(point)) for point in points)
     more_read_s = weights_s * (read(in_flight(busy)) - read(in_flight(calm)))
     rise_s = max((itl_s(busy) - step_s - more_read_s) / max(in_flight(busy) - in_flight(calm), 1), 1e-3 * step_s)
-    first_s, prompt_s = (
-        max(ttft_s(point) - weights_s * (read(point.computed_tokens) - read(in_flight(calm))), 0.1 * ttft_s(point))
-        for point in (calm, long)
-    )
+    first_s = ttft_s(calm)
+    prompt_s = ttft_s(long)
     token_s = min([prompt_s / long.computed_tokens, *seconds_per_token(points)])
     context = busy.isl + busy.osl / 2
     sequence_s = 0.5 * rise_s / (1 + context / KV_OF_SEQUENCE)

@@ -15,12 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
-from calibration.errors import PlanError, ServerError, StoreError
+from calibration.errors import PlanError, ServerError, StoreAway, StoreError
 from calibration.plan import BUDGET_S, Answering, Endpoint, Level, PlanFile, Protocol, ServerPlan, SweepPlan, parse_plan
 from calibration.store import DATABASE_VARIABLE, LIVE, Store
 from calibration.store.database import RECORDS_VARIABLE, clean
@@ -35,6 +36,8 @@ KEY_VARIABLE = "SIZING_RUN_API_KEY"
 PATIENCE_S = 20.0
 """Time that a run has to stop when it is asked to; after SIGTERM it has half as long again."""
 LOOK_EVERY_S = 0.2
+ASK_AGAIN_AFTER_S = 1.0
+"""Pause before a database that was away is asked again."""
 ASK_WITHIN_S = 8.0
 LOG_BYTES = 8000
 PLAN_FILE, LOG_FILE = "plan.yaml", "log.txt"
@@ -53,6 +56,8 @@ _PASSED_ON = (
 )
 _PASSED_ON_FAMILY = "PG"
 """Prefix of the variables of PostgreSQL's client, such as the places of certificates and passwords."""
+
+Answer = TypeVar("Answer")
 
 
 class Targets(NamedTuple):
@@ -161,17 +166,20 @@ def stop(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
 def seen_to(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
     """Wait until a run has stopped as asked; after `patience_s` its processes receive SIGTERM, later SIGKILL.
 
-    Only processes on this machine that certainly belong to the run are signalled.
+    Only processes on this machine that certainly belong to the run are signalled. The database may be away
+    for any time: it is asked again until it answers, and that time does not count, because the run itself cannot read
+    meanwhile that it was asked to stop.
     """
     for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, patience_s / 2)):
         if _ends_within(store, run_id, wait_s):
             return
-        owner = work(store, run_id).owner
+        owner = _once_it_answers(partial(work, store, run_id)).owner
         if not owner.is_near or owner.pid == os.getpid() or not owner.lives(0.0):
             return
         _signal(owner.pid, number)
     if _ends_within(store, run_id, patience_s):
-        give_up(store, run_id, "interrupted", "it did not stop when requested, and was terminated")
+        why = "it did not stop when requested, and was terminated"
+        _once_it_answers(partial(give_up, store, run_id, "interrupted", why))
 
 
 def log_tail(store: Store, run_id: int) -> str:
@@ -222,12 +230,23 @@ def _environment(store: Store) -> dict[str, str]:
 
 
 def _ends_within(store: Store, run_id: int, wait_s: float) -> bool:
-    deadline_s = time.monotonic() + wait_s
-    while store.run(run_id).state in LIVE:
-        if time.monotonic() > deadline_s:
+    """Whether the run ends within `wait_s`, not counting the time that the database takes to answer."""
+    waited_s = 0.0
+    while _once_it_answers(partial(store.run, run_id)).state in LIVE:
+        if waited_s > wait_s:
             return False
         time.sleep(LOOK_EVERY_S)
+        waited_s += LOOK_EVERY_S
     return True
+
+
+def _once_it_answers(ask: Callable[[], Answer]) -> Answer:
+    """The result of `ask`, which is repeated until the database is back, however long that takes."""
+    while True:
+        try:
+            return ask()
+        except StoreAway:
+            time.sleep(ASK_AGAIN_AFTER_S)
 
 
 def _signal(group: int, number: signal.Signals) -> None:

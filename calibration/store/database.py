@@ -28,6 +28,9 @@ RECORDS_VARIABLE = "SIZING_RECORDS"
 DEFAULT_FILE = written("data/calibration.db")
 WAIT_FOR_LOCK_S = 30
 CONNECT_WITHIN_S = 5
+NETWORK_GONE_AFTER_S = 10
+"""Time after which a connection whose data nobody acknowledges counts as lost: a heartbeat that was caught in one is
+followed by another long before its run is presumed dead."""
 TRY_AGAIN_FOR_S = 60.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
 SCHEMA = 6
@@ -266,7 +269,7 @@ def _begin_sqlite(connection: sql.Connection) -> None:
 
 
 def _postgresql(url: sql.URL) -> sql.Engine:
-    limits = {"connect_timeout": CONNECT_WITHIN_S, "tcp_user_timeout": WAIT_FOR_LOCK_S * 1000}
+    limits = {"connect_timeout": CONNECT_WITHIN_S, "tcp_user_timeout": NETWORK_GONE_AFTER_S * 1000}
     chosen = {name: value for name, value in limits.items() if name not in url.query}
     return sql.create_engine(url, poolclass=sql.NullPool, connect_args=chosen)
 

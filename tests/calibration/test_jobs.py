@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import stat
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -15,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration import jobs
-from calibration.errors import PlanError, ServerError, StoreError
+from calibration.errors import PlanError, ServerError, StoreAway, StoreError
 from calibration.plan import Answering, PlanFile, parse_plan
 from calibration.store import DATABASE_VARIABLE, LIVE, Run, Store
-from calibration.store.work import accept, discard, work
+from calibration.store.work import accept, discard, enqueue, hand_over, work
 from tests.calibration.mock_server import Script, subprocess_server
 from tests.calibration.openai_server import MODEL, Manners, openai_server
 
@@ -138,6 +142,34 @@ def test_a_run_that_does_not_answer_is_ended_by_force(store: Store, url: str) ->
     jobs.seen_to(store, run_id, patience_s=0.4)
     run = store.run(run_id)
     assert (run.state, run.error) == ("interrupted", "it did not stop when requested, and was terminated")
+
+
+@pytest.mark.usefixtures("allowed")
+def test_a_run_is_seen_to_although_the_database_is_away_for_a_moment(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program locks the file while a run that does not react is waited for."""
+    monkeypatch.setattr("calibration.store.database.WAIT_FOR_LOCK_S", 0.05)
+    monkeypatch.setattr(jobs, "ASK_AGAIN_AFTER_S", 0.05)
+    store = Store(f"sqlite:///{tmp_path / 'locked.db'}")
+    sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    with sleeper, ExitStack() as at_last:
+        at_last.callback(sleeper.kill)
+        other = at_last.enter_context(closing(sqlite3.connect(tmp_path / "locked.db", isolation_level=None)))
+        run_id = enqueue(store, "plan", label="", target=url)
+        hand_over(store, run_id, sleeper.pid)
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreAway):
+            store.run(run_id)
+        watch = threading.Thread(target=jobs.seen_to, args=(store, run_id, 0.4))
+        watch.start()
+        watch.join(1.0)
+        assert watch.is_alive() and sleeper.poll() is None, "the time without a database does not count"
+        other.close()
+        watch.join(WITHIN_S)
+        assert sleeper.wait(WITHIN_S) == -signal.SIGTERM
+    assert store.run(run_id).state == "lost"
 
 
 @pytest.mark.usefixtures("allowed")

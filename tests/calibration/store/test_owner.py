@@ -13,8 +13,8 @@ import sqlalchemy as sql
 
 from calibration.errors import StoreError
 from calibration.store import Store
-from calibration.store.database import runs
-from calibration.store.runs import Owner
+from calibration.store.database import CONNECT_WITHIN_S, NETWORK_GONE_AFTER_S, runs
+from calibration.store.runs import HEARTBEAT_S, LOST_AFTER_S, Owner
 from tests.calibration.kept import POINT
 from tests.calibration.outside import altered, begun_elsewhere, ended, first_line, go_on, python
 
@@ -49,6 +49,11 @@ def test_a_run_that_ends_while_it_is_looked_for_is_done_and_not_lost(
 
     monkeypatch.setattr(Owner, "lives", ends_and_is_gone)
     assert store.run(run_id).state == "done"
+
+
+def test_one_missed_heartbeat_does_not_make_a_run_look_dead() -> None:
+    """Two in a row may be caught in connections that are cut off, or that do not come about."""
+    assert 2 * (HEARTBEAT_S + max(NETWORK_GONE_AFTER_S, CONNECT_WITHIN_S)) < LOST_AFTER_S
 
 
 def test_elsewhere_only_the_heartbeat_tells(store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

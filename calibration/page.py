@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 MOST_BYTES = 4 * 2**20
 LONGEST_REASON = 100
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def get(
@@ -48,6 +49,27 @@ def get(
         if isinstance(error, OSError):  # an untrusted certificate raises an error that is both
             raise
         raise OSError(f"no HTTP: {type(error).__name__}: {error}"[:LONGEST_REASON]) from None
+
+
+def is_below(url: str, root: str) -> bool:
+    """Whether `get` would ask the server at `root` for `url`, on a path below that of `root`.
+
+    Scheme, host and port must be equal, where a missing port is the scheme's default.
+
+    >>> is_below("https://gpu-7/metrics", "https://gpu-7:443"), is_below("http://gpu-7:443/metrics", "https://gpu-7:443")
+    (True, False)
+    """
+    try:
+        (origin, path), (own, below) = _origin_and_path(url), _origin_and_path(root)
+    except ValueError:  # a port that is no number: nothing answers there
+        return False
+    return origin == own and path.startswith(f"{below.rstrip('/')}/")
+
+
+def _origin_and_path(url: str) -> tuple[tuple[str, str | None, int | None], str]:
+    parts = urlsplit(url)
+    port = DEFAULT_PORTS.get(parts.scheme) if parts.port is None else parts.port
+    return (parts.scheme, parts.hostname, port), parts.path
 
 
 def _read(answer: HTTPResponse) -> tuple[int, bytes]:

@@ -16,6 +16,7 @@ from calibration.load.exchange import one_line
 from calibration.load.grpc import GrpcClient
 from calibration.load.loops import AnyContract, client
 from calibration.load.openai import OpenAiClient, meet
+from calibration.page import is_below
 from calibration.plan import Answering, DeploymentPlan, Level, PlanFile, ServerPlan, SweepPlan, is_here
 from calibration.requests.source import RequestSource
 from calibration.requests.tokens import AS_TOKENIZED, ServerCount
@@ -290,15 +291,15 @@ def metrics_of(server: ServerPlan) -> str | None:
 
 
 def access(server: ServerPlan) -> Access:
-    """How the server's own metrics are read: with the same certificates as requests, and with the key if the page is on
-    the same server.
+    """How the server's own metrics are read: with the same certificates as requests, and with the plan's headers, key
+    included, if the page is below the server's own address.
 
     Raises PlanError as `OpenAiClient` does.
     """
     if server.protocol != "openai":
         return Access()
     client = OpenAiClient(server)
-    own = (server.metrics_url or "").startswith(f"{server.root}/")
+    own = server.metrics_url is not None and is_below(server.metrics_url, server.root)
     return Access(client.headers if own else {}, client.tls)
 
 

@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from calibration.__main__ import main
-from calibration.plan import level_key, parse_plan
+from calibration.plan import ServerPlan, level_key, parse_plan
 from calibration.run import Listener, resume, run
 from calibration.store import DATABASE_VARIABLE, Store
+from calibration.target import access
 from sizing.errors import FitError
 from sizing.fitting import fit
 from tests.calibration.openai_server import MODEL, Manners, OpenAiServer, openai_server
@@ -206,6 +207,37 @@ def test_the_key_goes_to_metrics_of_the_same_server_and_to_no_other(
             assert ran(tmp_path, text).exit_code == 0
         asked = [head for head in other.heads if head.startswith("GET /metrics")]
     assert asked and not any(KEY in head for head in asked)
+
+
+@pytest.mark.parametrize(
+    ("url", "metrics_url", "own"),
+    [
+        ("https://gpu-7", "https://gpu-7/metrics", True),
+        ("https://gpu-7:443", "https://gpu-7/metrics", True),
+        ("https://gpu-7", "https://gpu-7:443/metrics", True),
+        ("http://gpu-7:80/v1", "http://GPU-7/metrics", True),
+        ("gpu-7", "http://gpu-7:080/metrics", True),
+        ("http://[::1]", "http://[::1]:80/metrics", True),
+        ("https://gpu-7/team/v1", "https://gpu-7:443/team/metrics", True),
+        ("https://gpu-7/team/v1", "https://gpu-7/teams/metrics", False),
+        ("https://gpu-7", "http://gpu-7/metrics", False),
+        ("https://gpu-7", "http://gpu-7:443/metrics", False),
+        ("http://gpu-7", "https://gpu-7:80/metrics", False),
+        ("https://gpu-7", "https://gpu-7:8443/metrics", False),
+        ("https://gpu-7", "https://gpu-7:0/metrics", False),
+        ("https://gpu-7", "https://gpu-70/metrics", False),
+        ("https://gpu-7", "https://gpu-7.evil.example/metrics", False),
+        ("https://gpu-7", "https://evil.example?gpu-7:443/metrics", False),
+        ("https://gpu-7", "https://evil.example#gpu-7/metrics", False),
+        ("https://gpu-7", "https://gpu-7:443x/metrics", False),
+    ],
+)
+def test_a_server_is_the_same_with_and_without_its_default_port(
+    url: str, metrics_url: str, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    server = ServerPlan(protocol="openai", url=url, model=MODEL, metrics_url=metrics_url, api_key_env="SERVER_KEY")
+    assert access(server).headers == ({"Authorization": f"Bearer {KEY}"} if own else {})
 
 
 TALK = "{turns: 4, turn_law: fixed, first_tokens: 40, user_tokens: 12, output_tokens: 8, output_cv: 0.4, think: 20ms}"

@@ -1,8 +1,8 @@
-"""The `--op_stats_csv` of the TensorRT-LLM backend's benchmark clients: a row a run, E2E only.
+"""The `--op_stats_csv` of the TensorRT-LLM backend's benchmark clients: one row per run, with E2E as the only latency.
 
-Output tokens are counted from the shape of the output, padding included. P90 and P99 are nearest-rank. The average in
-flight is 0 in most releases and slightly high in the first, so it is taken from Little's law instead, which holds
-exactly over a whole run: sum of latencies over total time.
+Output tokens are counted by the shape of the output, padding included. P90 and P99 are nearest-rank percentiles. The
+average number in flight is 0 in most releases and slightly too high in the first, so it is computed by Little's law,
+which is exact over a whole run: the sum of latencies over the total time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ BURST = "all requests were sent at once: in flight are fewer and fewer"
 
 
 def recognises(file: CsvFile) -> bool:
-    """Whether a CSV is one of these."""
+    """Whether a CSV is such a file."""
     return file.rows[0][0] == NEEDED[0] and NEEDED[2] in file.rows[0]
 
 
 def read(file: CsvFile, known: KnownFacts) -> list[Measurement]:
-    """One measurement a row; the load is the caller's to say, `concurrency` being all requests for an offline run.
+    """One measurement per row. The caller gives the load; for an offline run, `concurrency` is the number of requests.
 
     Raises FileError naming line and column, or the flags to give.
     """
@@ -59,7 +59,7 @@ def _measurement(header: Row, row: Row, known: KnownFacts, where: str) -> Measur
     value = {column: number(cells[column], f"{where}, column {column!r}") for column in NEEDED}
     for column in ("Requests/Sec", "Total requests", "Total latency (ms)"):
         if not value[column]:
-            raise FileError(f"{where}, column {column!r}: 0 is no measurement")
+            raise FileError(f"{where}, column {column!r}: 0 is not a measurement")
     requests = round(value["Total requests"])
     burst = known.concurrency is not None and known.concurrency >= requests
     mean_s = value["Avg. latency (ms)"] * MS

@@ -1,4 +1,4 @@
-"""AIPerf's summary: profile_export_aiperf.json and .csv."""
+"""AIPerf's files: the summary, profile_export_aiperf.json and .csv, and the requests, profile_export.jsonl."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Models(Edge):
 
 
 class Phase(Edge):
-    """A phase of the load: its kind of arrivals, with `rate` in requests/s and `concurrency` as level or cap."""
+    """A phase of the load: its kind of arrivals, `rate` in requests/s, and `concurrency`, the level or the cap."""
 
     name: str = ""
     kind: str = ""
@@ -62,7 +62,7 @@ class Phase(Edge):
 
 
 class LoadGenerator(Edge):
-    """The load in releases before phases: `request_rate` goes before `concurrency`."""
+    """The load in releases that had no phases yet: `request_rate` takes precedence over `concurrency`."""
 
     concurrency: Count | None = None
     request_rate: Positive | None = None
@@ -75,7 +75,7 @@ class Endpoint(Edge):
 
 
 class PrefixPrompts(Edge):
-    """What is put before prompts: one of `pool_size` texts of `length` tokens, or a system prompt that all share."""
+    """What AIPerf puts before each prompt: a text of `length` tokens from a pool, or a system prompt that all share."""
 
     length: Count | None = None
     shared_system_length: Count | None = None
@@ -108,7 +108,7 @@ def recognises(value: Object) -> bool:
 
 
 def recognises_csv(file: CsvFile) -> bool:
-    """Whether a CSV is AIPerf's: its header has a sum after the maximum, unlike GenAI-Perf's."""
+    """Whether a CSV is AIPerf's, whose header, unlike GenAI-Perf's, has a sum after the maximum."""
     return file.rows[0][:5] == ("Metric", "avg", "min", "max", "sum")
 
 
@@ -167,7 +167,7 @@ def _notes(origin: Origin) -> tuple[str, ...]:
 
 
 def _load(config: InputConfig, name: str) -> Offered | None:
-    """The load of the phase that was measured, None where the file does not say it."""
+    """The load of the measured phase; None if the file does not say it."""
     measured = [phase for phase in config.phases if "warm" not in (phase.kind + phase.name).lower()]
     if measured:
         return _of_phase(measured[-1], name)
@@ -194,7 +194,7 @@ UNEVEN = "tokens of each response are not in the file: shared evenly between a r
 
 
 class Metadata(Edge):
-    """When the request was due (its credit issued), sent and over, on a wall clock."""
+    """When the request was due (when its credit was issued), sent and finished, by the wall clock."""
 
     request_start_ns: Nanoseconds
     request_end_ns: Nanoseconds | None = None
@@ -208,7 +208,7 @@ class AiperfLatency(Edge):
     unit: str
 
     def seconds(self, where: str) -> float:
-        """In seconds. Raises FileError if the unit is not one of time."""
+        """The latency in seconds. Raises FileError if the unit is not one of time."""
         return self.value * scale_to_s(self.unit, where)
 
 
@@ -222,7 +222,7 @@ class TokenCount(Edge):
 
 
 class RequestMetrics(Edge):
-    """Metrics of one request; the latencies are missing where it failed."""
+    """The metrics of one request, without latencies if it failed."""
 
     time_to_first_token: AiperfLatency | None = None
     request_latency: AiperfLatency | None = None
@@ -245,20 +245,20 @@ class Record(Edge):
 
 
 def recognises_records(value: Object) -> bool:
-    """Whether a line is AIPerf's record of a request."""
+    """Whether a JSON object is AIPerf's record of a request."""
     metadata = value.get("metadata")
     return isinstance(metadata, dict) and "request_start_ns" in metadata
 
 
 def read(file: JsonLines, known: KnownFacts) -> list[Measurement]:
-    """The one level of the file, from the requests after warm-up. Raises FileError naming record and key at fault."""
+    """The one level of the file, from its requests after warm-up. Raises FileError naming the record and the key."""
     records = [
         (checked(Record, value, f"{file.name}, record {place}"), f"{file.name}, record {place}")
         for place, value in enumerate(file.values(), start=1)
     ]
     measured = [(record, where) for record, where in records if record.metadata.benchmark_phase == "profiling"]
     if not measured:
-        raise FileError(f"{file.name}: no record of the phase 'profiling', only of warm-up")
+        raise FileError(f"{file.name}: no record of the phase 'profiling', only of the warm-up")
     earliest_ns = min(record.metadata.request_start_ns for record, _ in measured)
     seen = [_seen(record, earliest_ns, where) for record, where in measured]
     notes = (
@@ -297,7 +297,7 @@ def _error(record: Record) -> str:
 
 
 def _chunk_s(metrics: RequestMetrics, sent_s: float, where: str) -> tuple[float, ...]:
-    """When responses with content came: all of them, or the first and the last."""
+    """When the responses with content came; if the file has no gaps, only the first and the last time."""
     first, last, gaps = metrics.time_to_first_token, metrics.request_latency, metrics.inter_chunk_latency
     if last is None:
         return ()

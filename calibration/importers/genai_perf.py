@@ -1,9 +1,9 @@
 """GenAI-Perf's summary, profile_export_genai_perf.json and .csv, and the metric tables that it shares with AIPerf.
 
-A table has one entry a metric, in JSON or as two blocks of CSV. ITL is (E2E - TTFT)/(OSL - 1), one value a request, as
-ours; TTFT starts at the sending. AIPerf ends E2E at the last response with content, GenAI-Perf on Triton at the empty
-final one. Requests/s covers the time from the first request to the last answer. Tables of GPU telemetry, which both
-tools append to their CSV, are ignored.
+A table has one entry per metric, in JSON or as two blocks of CSV. ITL is (E2E - TTFT)/(OSL - 1), one value per
+request, like ours; TTFT is counted from when the request was sent. In AIPerf, E2E ends with the last response that has
+content; in GenAI-Perf on Triton, with the empty final one. Requests/s is over the time from the first request to the
+last answer. Tables of GPU telemetry, which both tools append to their CSV, are ignored.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from calibration.records import Measurement
 
 TELEMETRY = {"GPU", "GPU_Index"}
 TAGS = {"effective_latency_(co_aware)": "effective_latency"}
-"""Metrics whose title in AIPerf's CSV is not their tag."""
+"""Tags of metrics, by the title in AIPerf's CSV where that differs."""
 _THOUSANDS = re.compile(r"[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
 
 
 class Metric(Edge):
-    """A metric's unit, mean and percentiles over requests; `count` of them where the tool says it."""
+    """A metric's unit, mean and percentiles over requests; `count` is the number of values, if the tool states it."""
 
     unit: str
     avg: Number
@@ -56,12 +56,12 @@ class Metric(Edge):
     count: Number | None = None
 
     def times(self, where: str) -> Times:
-        """As latencies in seconds. Raises FileError if the unit is not one of time."""
+        """The metric as latencies in seconds. Raises FileError if the unit is not one of time."""
         return Times.of((self.avg, self.p50, self.p90, self.p95, self.p99), scale_to_s(self.unit, where))
 
     @property
     def variation(self) -> float:
-        """Coefficient of variation, 0 where the tool does not say the spread."""
+        """The coefficient of variation; 0 if the tool does not state the spread."""
         return (self.std or 0.0) / self.avg if self.avg else 0.0
 
 
@@ -72,7 +72,7 @@ class Rate(Edge):
 
 
 class Metrics(Edge):
-    """The metrics that a point is made of; those of streaming are missing where nothing was streamed."""
+    """The metrics that a point is made of; those of streaming are missing if the answers were not streamed."""
 
     request_throughput: Rate
     request_latency: Metric
@@ -100,7 +100,7 @@ def metrics(table: object, where: str) -> Metrics:
 def columns(found: Metrics, where: str) -> dict[str, Any]:
     """What `ImportedSummary` takes from the metrics, apart from load, model and origin."""
     requests = round(found.request_count.avg) if found.request_count else None
-    cached = found.usage_prompt_cache_read_tokens  # of AIPerf, from the usage that the server tells
+    cached = found.usage_prompt_cache_read_tokens  # only in AIPerf, from the usage that the server reports
     duration_s = _duration_s(found, requests, where)
     return {
         "isl": _mean(found.input_sequence_length),
@@ -139,7 +139,7 @@ def _duration_s(found: Metrics, requests: int | None, where: str) -> float | Non
 
 
 def _tokens_per_chunk(found: Metrics, requests: int | None) -> float | None:
-    """From the number of gaps between chunks, one fewer than chunks in each request."""
+    """Derived from the number of gaps between chunks: each request has one gap fewer than chunks."""
     gaps, tokens = found.inter_chunk_latency, found.output_sequence_length
     if not gaps or not gaps.count or not tokens or not requests:
         return None
@@ -147,9 +147,9 @@ def _tokens_per_chunk(found: Metrics, requests: int | None) -> float | None:
 
 
 def due(summary: ImportedSummary, found: Metrics, where: str) -> ImportedSummary:
-    """An open loop's latencies counted from when requests were due, as far as the metrics allow.
+    """The summary of an open loop with latencies counted from when requests were due, as far as the metrics allow.
 
-    AIPerf has E2E from then (``effective_latency``); for TTFT only the mean can be had, by adding the mean lateness.
+    AIPerf reports such an E2E (``effective_latency``); of TTFT only the mean is known, by adding the mean lateness.
     """
     late = found.credit_to_start_latency
     if late is None:
@@ -170,7 +170,7 @@ def due(summary: ImportedSummary, found: Metrics, where: str) -> ImportedSummary
 def csv_table(file: CsvFile) -> dict[str, dict[str, object]]:
     """The metrics of the CSV by JSON tag: ``Time to First Token (ms)`` is time_to_first_token with unit ms.
 
-    They end where a table of one row a GPU begins.
+    They end where a table with one row per GPU begins.
 
     Raises FileError naming line and column of a cell that is not a number.
     """
@@ -230,7 +230,7 @@ class GenaiEndpoint(Edge):
 
 
 class PrefixPrompt(Edge):
-    """One of `num` texts of `length` tokens is put before each prompt; none where `num` is 0."""
+    """GenAI-Perf puts one of `num` texts of `length` tokens before each prompt; none if `num` is 0."""
 
     num: Count = 0
     length: Count = 0
@@ -252,7 +252,7 @@ class GenaiOrigin(Edge):
 
 
 def recognises(value: Object) -> bool:
-    """Whether a JSON object is GenAI-Perf's summary: AIPerf's metrics without AIPerf's version."""
+    """Whether a JSON object is GenAI-Perf's summary: it has AIPerf's metrics, but no version of AIPerf."""
     config = value.get("input_config")
     marks = ("perf_analyzer", "model_names")
     return "request_latency" in value and isinstance(config, dict) and any(mark in config for mark in marks)

@@ -1,9 +1,10 @@
 """GuideLLM's benchmarks.json, in its three generations (metadata.version 2, 1, and none), and its benchmarks.csv.
 
-The CSV has three header rows (group, metric, statistic), then one row a benchmark, and no requests.
+The CSV has three header rows (group, metric, statistic), then one row per benchmark, and no individual requests.
 
-ITL is token-weighted there, (last - first token)/(OSL - 1) otherwise; its TPOT holds the TTFT and is never used. E2E
-ends with the response, after the last token. Requests, where all are in the file, make a point by our definitions.
+GuideLLM's ITL is (last - first token)/(OSL - 1), like ours, but its mean is weighted by tokens. Its TPOT includes the
+TTFT and is never used. Its E2E ends with the response, after the last token. If the file has all individual requests,
+the point is computed from them by our own definitions.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from calibration.importers.reading import (
 )
 from calibration.records import Measurement
 
-# --- The parts of GuideLLM's report that points are made of, in its three generations; texts and keys are never read
+# --- The parts of GuideLLM's report that points are made of, in all three generations; texts and keys are never read
 
 MS = 1e-3
 
@@ -58,13 +59,13 @@ class Strategy(Edge):
 
 
 class Holder(Edge):
-    """The part that holds the strategy: `config` from 0.4 on, `scheduler` and `args` before."""
+    """The part of a benchmark that holds the strategy: `config` since 0.4, `scheduler` or `args` before."""
 
     strategy: Strategy | None = None
 
 
 class Percentiles(Edge):
-    """p01 is the first percentile there, p001 the tenth of it."""
+    """In GuideLLM, p01 is the 1st percentile and p001 the 0.1th; those are not read."""
 
     p50: Number
     p90: Number
@@ -80,7 +81,7 @@ class Distribution(Edge):
     percentiles: Percentiles | None = None
 
     def times(self, scale: float = MS) -> Times:
-        """In seconds, from values that are `scale` seconds each."""
+        """The metric as latencies in seconds, from values in units of `scale` seconds."""
         tail = self.percentiles
         return Times.of((self.mean, *((tail.p50, tail.p90, tail.p95, tail.p99) if tail else ())), scale)
 
@@ -100,7 +101,7 @@ class Totals(Edge):
 
 
 class GuidellmMetrics(Edge):
-    """The metrics that a point is made of; `request_latency` in seconds. Totals are here from 0.4 on."""
+    """The metrics that a point is made of; `request_latency` is in seconds. Totals are here since 0.4."""
 
     request_totals: Totals | None = None
     request_latency: Statuses
@@ -129,16 +130,16 @@ class Timings(Edge):
 
 
 class Info(Edge):
-    """What the scheduler noted; `request_timings` is the older name."""
+    """What the scheduler recorded; `request_timings` is the older name of `timings`."""
 
     timings: Timings | None = None
     request_timings: Timings | None = None
 
 
 class GuidellmRequest(Edge):
-    """One request, without its texts; the last four are of the oldest generation.
+    """One request, without its texts; the last four fields are those of the oldest generation.
 
-    `cached_tokens` of the prompt were in the server's prefix cache, as its usage says; since 0.8.
+    `cached_tokens`, since 0.8: prompt tokens found in the server's prefix cache, according to the usage it reports.
     """
 
     info: Info | None = None
@@ -172,7 +173,7 @@ class Benchmark(Edge):
 
 
 class Backend(Edge):
-    """The server's side; a plain name in some releases."""
+    """The backend's settings; in some releases a plain name stands in their place."""
 
     model: str | None = None
 
@@ -189,7 +190,7 @@ class Config(Edge):
 
 
 class GuidellmMetadata(Edge):
-    """Which GuideLLM wrote the file."""
+    """The version of GuideLLM that wrote the file, and that of its format."""
 
     version: int | None = None
     guidellm_version: str = ""
@@ -213,7 +214,7 @@ def recognises(value: Object) -> bool:
 
 
 def read(file: JsonFile, known: KnownFacts) -> list[Measurement]:
-    """One measurement a benchmark. Raises FileError naming the key at fault."""
+    """One measurement per benchmark. Raises FileError naming the key at fault."""
     report = checked(GuidellmReport, file.value, file.name)
     if not report.benchmarks:
         raise FileError(f"{file.name}, key 'benchmarks': the list is empty")
@@ -232,7 +233,7 @@ def _model(report: GuidellmReport, value: Object) -> str | None:
 
 
 def _oldest_model(value: Object) -> str:
-    """The model in the oldest generations: a part of the benchmark's worker or benchmarker."""
+    """The model as the oldest generations have it, in the benchmark's worker or benchmarker; "" if there is none."""
     first = value["benchmarks"][0]
     for path in (("worker", "backend_model"), ("benchmarker", "backend", "model")):
         found: object = first
@@ -248,7 +249,7 @@ def _measurement(benchmark: Benchmark, source: str, model: str | None, known: Kn
     if totals is None:
         raise FileError(f"{where}: key 'metrics.request_totals': is missing")
     if not totals.successful:
-        raise FileError(f"{where}: no request went well ({totals.errored} errored, {totals.incomplete} incomplete)")
+        raise FileError(f"{where}: no request succeeded ({totals.errored} failed, {totals.incomplete} incomplete)")
     found = benchmark.requests
     load = _load(benchmark, where, known)
     if found and len(found.successful) == totals.successful and len(found.errored) == totals.errored:
@@ -262,7 +263,7 @@ def _strategy(benchmark: Benchmark) -> Strategy | None:
 
 
 def _burst(benchmark: Benchmark) -> bool:
-    """Whether requests were sent without any limit."""
+    """Whether all requests were sent without any limit on how many are in flight."""
     strategy = _strategy(benchmark)
     return (
         strategy is not None and strategy.type_ == "throughput" and not (strategy.streams or strategy.max_concurrency)
@@ -282,14 +283,14 @@ def _load(benchmark: Benchmark, where: str, known: KnownFacts) -> Offered | None
     found = offered(strategy, benchmark.metrics.request_concurrency)
     if found is None:
         raise FileError(
-            f"{where}: key 'strategy': {clean(strategy.type_, 40)!r} cannot be taken for a load; "
+            f"{where}: key 'strategy': {clean(strategy.type_, 40)!r} is not a known kind of load; "
             "give --concurrency N or --rate R"
         )
     return found
 
 
 def offered(strategy: Strategy, in_flight: Statuses | None = None) -> Offered | None:
-    """The load level of a strategy; `throughput` without a limit counts as the mean number in flight."""
+    """The load level of a strategy; for `throughput` without a limit, the mean number of requests in flight."""
     if strategy.type_ == "synchronous":
         return Offered("concurrency", 1.0)
     if strategy.type_ in ("concurrent", "throughput") and (strategy.streams or strategy.max_concurrency):
@@ -326,7 +327,7 @@ def _run(
 
 
 def _seen(request: GuidellmRequest, error: str, where: str) -> SeenRequests | None:
-    """The request, None if it failed before it was sent."""
+    """The request; None if it failed before it was sent."""
     times = _timings(request)
     if times.request_start is None:
         if error:
@@ -341,7 +342,7 @@ def _seen(request: GuidellmRequest, error: str, where: str) -> SeenRequests | No
         error = error or (f"no time of a token; {UNSTREAMED}" if tokens else "no tokens")
         return SeenRequests(due_s, times.request_start, end_s, (), 0, request.prompt_tokens or 0, error=error)
     if not times.request_start <= first_s <= last_s:
-        raise FileError(f"{where}: key 'info.timings': the first token before the request, or after the last token")
+        raise FileError(f"{where}: key 'info.timings': the first token is before the request, or after the last token")
     return SeenRequests(
         due_s=due_s,
         sent_s=times.request_start,
@@ -400,7 +401,7 @@ def _summary(
 
 
 def _lengths(metrics: GuidellmMetrics) -> dict[str, Any]:
-    """Means and coefficients of variation of the lengths, those that are known."""
+    """The known means and coefficients of variation of the lengths."""
     found: dict[str, Any] = {}
     for name, statuses in (("isl", metrics.prompt_token_count), ("osl", metrics.output_token_count)):
         tokens = _successful(statuses)
@@ -420,7 +421,7 @@ def _times(statuses: Statuses | None, scale: float = MS) -> Times:
 
 HEADER_ROWS = 3
 PERCENTILES = 11
-"""Minimum, p0.1, p1, p5, p10, p25, p75, p90, p95, p99, maximum, in this order in one cell; the median has its own."""
+"""Values in one cell: minimum, p0.1, p1, p5, p10, p25, p75, p90, p95, p99, maximum. The median has its own cell."""
 
 ISL = ("Token Metrics", "Successful Input Tokens")
 OSL = ("Token Metrics", "Successful Output Tokens")
@@ -434,7 +435,7 @@ def recognises_csv(file: CsvFile) -> bool:
 
 
 def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
-    """One measurement a row. Raises FileError naming line and column."""
+    """One measurement per row. Raises FileError naming line and column."""
     if len(file.rows) <= HEADER_ROWS:
         raise FileError(f"{file.name}: no benchmark below the {HEADER_ROWS} header rows")
     return [
@@ -446,7 +447,7 @@ def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
 def _cells(file: CsvFile, row: tuple[str, ...], where: str) -> Cells:
     groups, metrics, statistics = file.rows[:HEADER_ROWS]
     if not len(groups) == len(metrics) == len(statistics):
-        raise FileError(f"{file.name}: its {HEADER_ROWS} header rows are not of one length")
+        raise FileError(f"{file.name}: its {HEADER_ROWS} header rows differ in length")
     if len(row) != len(groups):
         raise FileError(f"{where}: {len(row)} cells where the header has {len(groups)}; cut short?")
     return dict(zip(zip(groups, metrics, statistics, strict=True), row, strict=True))
@@ -456,7 +457,7 @@ def _of_row(cells: Cells, known: KnownFacts, where: str) -> Measurement:
     requests = round(_value(cells, ("Request Counts", "Successful", ""), where))
     duration_s = _value(cells, ("Timings", "Duration", "Sec"), where)
     if not requests or not duration_s:
-        raise FileError(f"{where}: no request went well, or in no time")
+        raise FileError(f"{where}: no request succeeded, or the duration is 0")
     summary = ImportedSummary(
         source="GuideLLM",
         model=_row_model(cells),
@@ -510,7 +511,7 @@ def _row_times(cells: Cells, metric: tuple[str, str], scale: float, where: str) 
 
 
 def _row_load(cells: Cells, where: str) -> Offered | None:
-    """From the strategy as it is written, ``concurrent@4`` or ``poisson@2.5``."""
+    """The load in the strategy's name, such as ``concurrent@4`` or ``poisson@2.5``."""
     name, _, value = cells.get(("Benchmark", "Strategy", ""), "").partition("@")
     column = f"{where}, column 'Benchmark / Strategy'"
     amount = number(value, column) if value else 0.0
@@ -523,9 +524,9 @@ class _Backend(Edge):
 
 
 def _row_model(cells: Cells) -> str | None:
-    """The model in the cell of the backend's settings, None where that cannot be read."""
+    """The model in the cell with the backend's settings; None if it cannot be read."""
     try:
         backend = _Backend.model_validate(json.loads(cells.get(("Run Info", "Backend", ""), "")))
-    except (ValueError, RecursionError):  # pydantic's and json's errors are ValueErrors
+    except (ValueError, RecursionError):  # the errors of pydantic and json are ValueErrors
         return None
     return clean(backend.model or "") or None

@@ -1,11 +1,12 @@
-"""perf_analyzer's two files: its `-f` CSV, and single requests of `--profile-export-file`; Triton and OpenAI servers.
+"""perf_analyzer's two files: the CSV of `-f` and the individual requests of `--profile-export-file`, of Triton and
+OpenAI servers.
 
-The CSV has times in microseconds: a row a load level, E2E and the server's parts of it, no tokens.
+The CSV has one row per load level, with E2E and the server's parts of it in microseconds; it knows no tokens.
 
-Of single requests there is the time of each response. Triton's empty responses, at the start or as the final one, are
-no tokens and are stripped here. Tokens are counted by the server where the file holds their ids or the usage: an answer
-of another length than requested voids the point. With texts only, each response with text counts as one token, unless
-the caller gives the forced length.
+The export has the time of each response to a request. Triton's empty responses, at the start or as the final one,
+hold no tokens and are dropped here. If the file has the tokens' ids or the server's usage, tokens are counted exactly,
+and an answer of another length than requested voids the point. If it has only texts, each response with text counts as
+one token, unless the caller gives the forced length.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def recognises_csv(file: CsvFile) -> bool:
 
 
 def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
-    """One measurement a row. Raises FileError naming line and column, or the flags that are to be given."""
+    """One measurement per row. Raises FileError naming the line and column at fault, or the missing flags."""
     header = file.rows[0]
     unique(header, f"{file.name}, line 1")
     if len(file.rows) < 2:
@@ -85,7 +86,7 @@ def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
 
 
 def _of_row(header: Row, row: Row, known: KnownFacts, where: str) -> Measurement:
-    """Rows of a decoupled model end in a comma: one empty cell more than columns is no fault."""
+    """The measurement of a row. Rows of a decoupled model end in a comma: an extra empty cell is not a fault."""
     if len(row) < len(header) or any(row[len(header) :]):
         raise FileError(f"{where}: {len(row)} cells where the header has {len(header)}; cut short?")
     cells = dict(zip(header, row, strict=False))
@@ -105,7 +106,7 @@ def _of_row(header: Row, row: Row, known: KnownFacts, where: str) -> Measurement
 
 def _row_load(kind: str, value: float, where: str) -> Offered:
     if not value:
-        raise FileError(f"{where}, column {clean(kind)!r}: 0 is no load")
+        raise FileError(f"{where}, column {clean(kind)!r}: 0 is not a load")
     return Offered("concurrency" if kind == "Concurrency" else "constant_rate", value)
 
 
@@ -116,7 +117,7 @@ def _value(cells: dict[str, str], column: str, where: str) -> float:
 
 
 def _mean_e2e_us(cells: dict[str, str], where: str) -> tuple[float, str]:
-    """The mean where ``--verbose-csv`` gave it, else the sum of the parts that a request's time is made of."""
+    """The mean, if ``--verbose-csv`` wrote it, else the sum of the parts of a request's time; and the note about it."""
     if cells.get("Avg latency"):
         return _value(cells, "Avg latency", where), ""
     cached = [_value(cells, part, where) for part in CACHE_PARTS if cells.get(part)]
@@ -144,15 +145,15 @@ def _server(cells: dict[str, str], where: str) -> dict[str, float]:
 
 
 def _per_gpu(cell: str, where: str) -> list[float]:
-    """Values of ``uuid:value;uuid:value;``."""
+    """The values in a cell such as ``uuid:value;uuid:value;``."""
     parts = [part for part in cell.split(";") if part]
     return [number(part.rpartition(":")[2], where) for part in parts]
 
 
-# --- Server-sent events of OpenAI-style servers, as perf_analyzer keeps them: which responses hold text; usage
+# --- Server-sent events of OpenAI servers as perf_analyzer stores them: which responses hold text, and the usage
 
 MOST_PIECES = 20
-"""Responses that an event may be spread over: all of them are looked at again with each."""
+"""Most responses that one event may be spread over: with each of them, all are parsed again."""
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "text")
 
 
@@ -169,19 +170,19 @@ class Usage(Edge):
 
     @property
     def cached(self) -> int | None:
-        """Prompt tokens found in the prefix cache; None where the server does not tell them."""
+        """Prompt tokens found in the prefix cache; None if the server does not report them."""
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
 class Payload(NamedTuple):
-    """Of a request: the model asked and the output length."""
+    """What a request asked for: the model and the output length."""
 
     model: str | None = None
     osl: int | None = None
 
 
 def payload_of(inputs: dict[str, Any]) -> Payload:
-    """Model and length in a request's JSON payload; unknown where it cannot be read."""
+    """The model and the length in a request's JSON payload; None where they cannot be read."""
     body = _object(inputs.get("payload"))
     length = body.get("max_completion_tokens") or body.get("max_tokens")
     model = body.get("model")
@@ -192,10 +193,10 @@ def payload_of(inputs: dict[str, Any]) -> Payload:
 
 
 def events_of(outputs: Sequence[dict[str, Any]]) -> tuple[list[int], Usage | None]:
-    """Places of the responses that hold text, and the usage if the server told it.
+    """Places of the responses that hold text, and the usage if the server reported it.
 
-    A response may hold several events, one place each, or end within one, which then counts where it is complete; one
-    that is not after `MOST_PIECES` responses is dropped.
+    The place of a response with several events that hold text is there once for each. An event that is spread over
+    several responses counts at the one that completes it; if `MOST_PIECES` responses do not, it is dropped.
     """
     places, usage, rest, pieces = [], None, "", 0
     for place, output in enumerate(outputs):
@@ -213,14 +214,14 @@ def events_of(outputs: Sequence[dict[str, Any]]) -> tuple[list[int], Usage | Non
 
 
 def _split(text: str) -> list[str]:
-    """The payloads of whole events and, last, what is left of an unfinished one.
+    """The payloads of the complete events and, last, the beginning of an incomplete one.
 
     >>> _split('data: {"a": 1}\\n\\ndata: {"b"')
     ['{"a": 1}', 'data: {"b"']
     """
     *whole, last = text.replace("\r\n", "\n").split("\n\n")
     if last and (_object(_data(last)) or last.strip() == "data: [DONE]"):
-        whole, last = [*whole, last], ""  # the blank line after an event is not always kept
+        whole, last = [*whole, last], ""  # the blank line after an event is not always stored
     return [*(_data(event) for event in whole), last]
 
 
@@ -259,9 +260,9 @@ def _usage(body: dict[str, Any]) -> Usage | None:
         return None
 
 
-# --- Triton's responses as perf_analyzer keeps them: which hold tokens, how many where the server says it
+# --- Triton's responses as perf_analyzer stores them: which hold tokens and, if the server says it, how many
 #
-# A tensor is written as a flat list, as a bare number where it has one element, and as "" where it has none.
+# A tensor is written as a flat list; as a bare number if it has one element, and as "" if it has none.
 
 EMPTY_TEXTS = ("", "[DONE]")
 IDS = "output_ids"
@@ -271,7 +272,7 @@ LONGEST = 10**7
 
 
 def tokens_of(outputs: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
-    """Places of the responses that hold tokens, and how many each holds: none at all where any of them does not say.
+    """Places of the responses that hold tokens, and how many each holds; no counts at all if one of them is unknown.
 
     >>> tokens_of([{"output_ids": [5, 6]}, {"output_ids": 0}, {"output_ids": ""}])
     ([0, 1], [2, 1])
@@ -289,7 +290,7 @@ def tokens_of(outputs: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
 
 
 def asked_of(inputs: dict[str, Any]) -> int | None:
-    """The output length that the request asked for, by any of its names; None where it names none."""
+    """The output length that the request asked for, by any of its names; None if it asked for none."""
     for name in ASKED:
         value = inputs.get(name)
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
@@ -299,7 +300,7 @@ def asked_of(inputs: dict[str, Any]) -> int | None:
 
 
 def _count(output: dict[str, Any]) -> int | None:
-    """Tokens by their ids, of which those after ``sequence_length`` are padding; None where there are no ids."""
+    """The number of token ids, without the padding after ``sequence_length``; None if the response has no ids."""
     if IDS not in output:
         return None
     ids, length = output[IDS], output.get("sequence_length")
@@ -308,7 +309,7 @@ def _count(output: dict[str, Any]) -> int | None:
 
 
 def _has_content(output: dict[str, Any]) -> bool:
-    """Whether the texts, or in a model with other names any output, hold something; a flag (BOOL) is no token."""
+    """Whether a text, or any output of a model with other names, has content; a flag (BOOL) is not a token."""
     values = [output[name] for name in TEXTS if name in output] or list(output.values())
     return any(_is_content(value) for value in values)
 
@@ -321,7 +322,7 @@ def _is_content(value: object) -> bool:
     return bool(value) and isinstance(value, list)
 
 
-# --- Single requests
+# --- Individual requests
 
 NS = 1e-9
 ONE_EACH = "tokens are not counted in the file: one a response with text; give --osl N if the output length was forced"
@@ -329,14 +330,14 @@ FORCED = "output tokens as the caller says, shared evenly between a request's re
 
 
 class ExportedLevel(Edge):
-    """What was held: `mode` is concurrency or request_rate."""
+    """The load that was kept up: `mode` is concurrency or request_rate."""
 
     mode: str
     value: Positive
 
 
 class ExportedRequest(Edge):
-    """When it was sent and answered, nanoseconds of a wall clock, and what it held."""
+    """When the request was sent and answered, in nanoseconds of a wall clock, and what it and the answers held."""
 
     timestamp: Nanoseconds
     request_inputs: dict[str, Any] = Field(default_factory=dict)
@@ -356,12 +357,12 @@ class Export(Edge):
 
 
 def recognises(value: Object) -> bool:
-    """Whether a JSON object is such an export."""
+    """Whether a JSON object is an export of perf_analyzer."""
     return "experiments" in value
 
 
 def read(file: JsonFile, known: KnownFacts) -> list[Measurement]:
-    """One measurement an experiment. Raises FileError naming request and key at fault."""
+    """One measurement per experiment. Raises FileError naming the request and the key at fault."""
     export = checked(Export, file.value, file.name)
     if not export.experiments:
         raise FileError(f"{file.name}, key 'experiments': the list is empty")
@@ -403,7 +404,7 @@ def _load(level: ExportedLevel, where: str) -> Offered:
 
 
 class Answer(NamedTuple):
-    """A request in the file, times in seconds: `tokens` is 0 where nothing counts them, `asked` 0 if unknown."""
+    """A request and its answer, times in seconds; `tokens` is 0 if nothing counts them, `asked` 0 if unknown."""
 
     sent_s: float
     over_s: float
@@ -419,11 +420,11 @@ class Answer(NamedTuple):
 def _answer(request: ExportedRequest, openai: bool, earliest_ns: int, where: str) -> Answer:
     outputs = request.response_outputs
     if len(request.response_timestamps) != len(outputs):
-        raise FileError(f"{where}: key 'response_outputs': not as many as 'response_timestamps'; cut short?")
+        raise FileError(f"{where}: key 'response_outputs': its length is not that of 'response_timestamps'; cut short?")
     at_s = [(at_ns - earliest_ns) * NS for at_ns in request.response_timestamps]
     sent_s = (request.timestamp - earliest_ns) * NS
     if at_s != sorted(at_s) or (at_s and at_s[0] < sent_s):
-        raise FileError(f"{where}: key 'response_timestamps': before the request, or not in order")
+        raise FileError(f"{where}: key 'response_timestamps': a time is before the request, or out of order")
     over_s = max([sent_s, *at_s])
     if not openai:
         places, counts = tokens_of(outputs)
@@ -457,7 +458,7 @@ def _seen(answer: Answer, known: KnownFacts) -> SeenRequests:
 
 
 def _notes(answers: Sequence[Answer], known: KnownFacts) -> tuple[str, ...]:
-    """How tokens were counted, where the server does not count them for every answer."""
+    """How tokens were counted, if the server does not count them in every answer."""
     uncounted = [answer for answer in answers if answer.chunk_s and not answer.tokens]
     if not uncounted:
         return ()

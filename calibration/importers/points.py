@@ -252,7 +252,7 @@ class SeenRequests:
 
     @property
     def fault(self) -> str:
-        """What went wrong: the error, or an answer of another length than requested."""
+        """What went wrong: the error, or an answer of another length than requested; "" if nothing did."""
         if self.error or self.osl is None or self.tokens in (0, self.osl):
             return self.error
         return f"{self.tokens} tokens in the answer where {self.osl} were asked for"

@@ -216,7 +216,7 @@ def first_fault(error: ValidationError) -> str:
 
 
 def clean(text: str, limit: int = TEXT_LIMIT) -> str:
-    """`text` in one line without control characters and halves of characters, at most `limit` long.
+    """`text` on one line of at most `limit` characters, without control characters and halves of characters.
 
     >>> clean("a\\x1b[31m\\n  model")
     'a[31m model'

@@ -1,8 +1,8 @@
-"""vLLM's `bench serve --save-result`, with single requests where `--save-detailed` was given; `--append-result` writes
-one result a line.
+"""vLLM's `bench serve --save-result`, with individual requests if `--save-detailed` was given; `--append-result` writes
+one result per line.
 
-TPOT there is our ITL, (E2E - TTFT)/(OSL - 1); its ITL is the gap between chunks and never ours. TTFT starts when a
-place among the `max_concurrency` requests is free: ``queue_times`` is the wait before that.
+vLLM's TPOT is our ITL, (E2E - TTFT)/(OSL - 1); its ITL is the gap between chunks, which is not ours. Its TTFT is
+counted from when a place among the `max_concurrency` requests was free: ``queue_times`` has the waits before that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MS = 1e-3
 
 
 class Result(Edge):
-    """The flat result. Older files lack `failed` and `max_concurrency`; totals are of answered requests."""
+    """The result, a flat object. Older files lack `failed` and `max_concurrency`; totals are over answered requests."""
 
     model_id: str | None = None
     date: str | None = None
@@ -68,14 +68,14 @@ class Result(Edge):
 
     @property
     def errors(self) -> int | None:
-        """Requests that were not answered; in older files those missing from the prompts, None if unknown too."""
+        """Requests that were not answered: in older files, prompts less answers; None if that is unknown too."""
         if self.failed is not None or self.num_prompts is None:
             return self.failed
         return max(0, self.num_prompts - self.completed)
 
 
 class VllmLatencies(Edge):
-    """Means and percentiles in ms; which percentiles there are depends on the flags of the run."""
+    """Mean and percentiles in ms; the flags of the run decide which percentiles there are."""
 
     mean: Number | None = None
     median: Number | None = None
@@ -86,13 +86,13 @@ class VllmLatencies(Edge):
 
     @property
     def times(self) -> Times:
-        """In seconds."""
+        """The latencies in seconds."""
         middle = self.median if self.p50 is None else self.p50
         return Times.of((self.mean, middle, self.p90, self.p95, self.p99), MS)
 
 
 class Details(Edge):
-    """Lists of one entry a request, times in seconds; `itls` holds the gaps between its chunks."""
+    """Lists with one entry per request, times in seconds; an entry of `itls` is the list of gaps between its chunks."""
 
     input_lens: Many[Tokens]
     output_lens: Many[Tokens]
@@ -110,7 +110,7 @@ def recognises(value: Object) -> bool:
 
 
 def read(file: JsonFile, known: KnownFacts) -> list[Measurement]:
-    """The one level of the file, from its requests where it has all of them. Raises FileError naming the key."""
+    """The one level of the file, from its requests if it has all of them. Raises FileError naming the key."""
     result = checked(Result, file.value, file.name)
     details = _details(file)
     if details is not None and len(details.start_times) == result.completed + (result.errors or 0):
@@ -120,7 +120,7 @@ def read(file: JsonFile, known: KnownFacts) -> list[Measurement]:
 
 
 def _details(file: JsonFile) -> Details | None:
-    """The per-request lists; None where they or, in older files, the start times are missing."""
+    """The lists of requests; None if they are missing or, as in older files, the start times are."""
     if any(not isinstance(file.value.get(key), list) for key in ("start_times", "ttfts", "itls", "input_lens")):
         return None
     details = checked(Details, file.value, file.name)
@@ -159,7 +159,7 @@ def _seen(details: Details, i: int) -> SeenRequests:
 
 
 def _chunk_s(details: Details, i: int) -> tuple[tuple[float, ...], int]:
-    """Times of the chunks; only first and last, and how many there were, where gaps do not add up to the latency."""
+    """The times of the chunks, and 0; if the gaps do not add up to the latency, only first and last, and the tokens."""
     first_s = details.start_times[i] + details.ttfts[i]
     chunk_s = tuple(accumulate(details.itls[i], initial=first_s))
     latency_s = details.latencies[i] if details.latencies else None
@@ -206,7 +206,7 @@ def _burst(result: Result) -> bool:
 
 
 def _load(result: Result) -> Offered | None:
-    """Rate "inf" without a limit is a burst: every request in flight at first, fewer and fewer later."""
+    """The load. Rate "inf" without a limit is a burst: all requests are in flight at first, fewer and fewer later."""
     if isinstance(result.request_rate, float):
         return Offered("poisson_rate" if result.burstiness == 1 else "gamma_rate", result.request_rate)
     if result.max_concurrency:

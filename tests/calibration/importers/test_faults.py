@@ -112,7 +112,7 @@ def test_a_file_that_is_no_such_file_says_where(raw: bytes, words: str, tmp_path
         ("aiperf.csv", "Request Count,720.00", "Request Count,-1", "line 14, column 'Value': -1 is not"),
         ("aiperf.csv", "Length (tokens),200.00", "Length (tokens),1e-300", "gives no valid point; key 'isl_cv'"),
         ("genai_perf.csv", "Request Count", "Request Throughput", "is there twice"),
-        ("guidellm.csv", ",720,0,0,", ",0,0,0,", "no request went well"),
+        ("guidellm.csv", ",720,0,0,", ",0,0,0,", "no request succeeded"),
         ("genai_perf.csv", '"1,234.56"', '"1,23.56"', "'1,23.56' is not a number"),
         ("guidellm.csv", "Duration", "Lasting", "column 'Timings / Duration / Sec' is missing"),
     ],

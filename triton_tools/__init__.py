@@ -1,4 +1,4 @@
-"""Triton's own world: model repositories built and checked, its batchers simulated, the TensorRT-LLM backend's clients.
+"""Tools for Triton: build and check model repositories, simulate its batchers, run the TensorRT-LLM backend's clients.
 
-A tenant: it may import sizing and calibration, never the reverse; command lines find it by name.
+This package may import sizing and calibration, never the reverse; command lines find it by name.
 """

@@ -1,4 +1,4 @@
-"""``python -m sizing batcher``: what Triton's batcher makes of a load, and the settings that suit it."""
+"""``python -m sizing batcher``: how Triton's batcher handles a load, and which settings suit it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def batcher_command(json_: bool, config: Path, **given: Any) -> int:
 
 
 def tuned(model: ModelBatching, measured: Measured, budget: Limit | None, given: dict[str, Any], json_: bool) -> int:
-    """--tune: search and print."""
+    """Search for better settings and print them (--tune); the exit code."""
     if budget is None:
         raise ScenarioError("--tune needs --budget, for instance p95:50ms")
     if model.sequence:
@@ -115,7 +115,7 @@ def budget_of(text: str) -> Limit:
 
 
 def strategy_of(text: str | None, model: ModelBatching, config: Path) -> BatchStrategy | None:
-    """The strategy asked for: a file, or, for auto, what Triton would find for the newest version."""
+    """The strategy in the file `text` or, for auto, the one that Triton would find for the newest version."""
     if not text:
         return None
     if text != "auto":

@@ -1,1 +1,1 @@
-"""Triton's batchers as a simulation: dynamic and sequence batcher, read from config.pbtxt, and a tuner."""
+"""A simulation of Triton's dynamic and sequence batchers as a config.pbtxt sets them up, and a tuner."""

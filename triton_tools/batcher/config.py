@@ -1,6 +1,6 @@
-"""What a model's configuration says about batching: values, and the checks Triton makes when it loads them.
+"""What a model's configuration says about batching, with the checks that Triton makes when it loads the model.
 
-Triton's own words and units: delays and timeouts are whole microseconds, 0 means none, priority 1 is the highest.
+Names and units are Triton's: delays and timeouts are whole microseconds, 0 means none, and priority 1 is the highest.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ TimeoutAction = Literal["REJECT", "DELAY"]
 Strategy = Literal["direct", "oldest"]
 MOST_ROWS = 100_000
 MOST_INSTANCES = 10_000
-"""Bounds of what is simulated: a larger number is almost certainly a typo, and would fill the memory."""
+"""Bounds of what is simulated: a larger number is almost certainly a typo, and would exhaust the memory."""
 DEFAULT_IDLE_US = 1_000_000
-"""`max_sequence_idle_microseconds` where the configuration leaves it at 0."""
+"""`max_sequence_idle_microseconds` if the configuration leaves it at 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
     """ModelQueuePolicy: what becomes of requests that wait too long (`timeout_us`) or are too many (`max_size`).
 
-    A request's own timeout counts only with `allow_override`, and only where it is shorter than `timeout_us`: with
-    `timeout_us` 0 it has no effect.
+    A request's own timeout counts only with `allow_override`, and only if it is shorter than `timeout_us`: it has no
+    effect if `timeout_us` is 0.
     """
 
     timeout_action: TimeoutAction = "REJECT"
@@ -34,7 +34,7 @@ class QueuePolicy:
     max_size: int = 0
 
     def timeout_of(self, asked_us: int) -> int:
-        """Microseconds that a request with timeout `asked_us` (0: none) may wait; 0 = no limit."""
+        """Microseconds that a request with the timeout `asked_us` (0: none) may wait; 0: no limit."""
         if self.allow_override and 0 < asked_us < self.timeout_us:
             return asked_us
         return self.timeout_us
@@ -45,7 +45,7 @@ DEFAULT_POLICY = QueuePolicy()
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """ModelDynamicBatching. Without `preferred` sizes Triton takes the maximum batch size as the only one."""
+    """ModelDynamicBatching. Without `preferred` sizes, Triton prefers the maximum batch size alone."""
 
     preferred: tuple[int, ...] = ()
     delay_us: int = 0
@@ -56,7 +56,7 @@ class DynamicBatching:
     level_policies: tuple[tuple[int, QueuePolicy], ...] = ()
 
     def level_of(self, priority: int) -> int:
-        """The level of a request: the default one for priority 0 or one that does not exist."""
+        """The priority level of a request: the default level for priority 0, or for one that does not exist."""
         return priority if 1 <= priority <= self.priority_levels else self.default_priority
 
     def policy_of(self, level: int) -> QueuePolicy:
@@ -65,16 +65,16 @@ class DynamicBatching:
 
     @property
     def prefetches(self) -> bool:
-        """Whether batches are formed ahead of free instances: only with one level and nothing that can refuse."""
+        """Whether batches are formed ahead of free instances: only without levels, and if no request can be refused."""
         plain = self.policy.timeout_us == 0 and not self.policy.allow_override and self.policy.max_size == 0
         return self.priority_levels == 0 and plain
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A control input of the sequence batcher: tensor `name` tells `kind` (START, END, READY or CORRID).
+    """A control input of the sequence batcher: the tensor `name` carries `kind` (START, END, READY or CORRID).
 
-    `values` are what the tensor holds for no and for yes; CORRID has none, it holds the correlation id.
+    `values` are what the tensor holds for no and for yes; None for CORRID, which holds the correlation id.
     """
 
     name: str
@@ -84,8 +84,8 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """ModelSequenceBatching. `max_candidates`, `preferred`, `preserve_ordering` belong to oldest, `minimum_utilization`
-    to direct; `delay_us` is that of whichever is chosen.
+    """ModelSequenceBatching. `max_candidates`, `preferred` and `preserve_ordering` belong to the strategy oldest,
+    `minimum_utilization` to direct; `delay_us` is that of the chosen strategy.
     """
 
     strategy: Strategy = "direct"
@@ -101,7 +101,7 @@ class SequenceBatching:
 
 @dataclass(frozen=True, slots=True)
 class ModelBatching:
-    """How one model's requests are batched: by one of the batchers, or, without any, one execution for each request.
+    """How one model's requests are batched: by one of the batchers; without a batcher, each request is one execution.
 
     Raises:
         ScenarioError: Triton would not load this configuration; the line names the field.

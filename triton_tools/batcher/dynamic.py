@@ -1,4 +1,4 @@
-"""The dynamic batcher as a discrete-event simulation: batches formed ahead, instances that take them."""
+"""The dynamic batcher as a discrete-event simulation: batches are formed ahead, and free instances take them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from triton_tools.batcher.waiting import WaitingRequests
 
 ServiceTime = Callable[[int], float]
 POLL_NS = 500_000_000
-"""How often the scheduler looks at its queue while no instance is free."""
+"""Time between two looks of the scheduler at its queue while no instance is free."""
 AHEAD = 2
-"""Payloads per instance that are formed ahead where nothing forbids it."""
+"""Payloads per instance that are formed ahead, unless the configuration rules it out."""
 
 
 def simulate(
@@ -32,11 +32,11 @@ def simulate(
     *,
     late_wakeup: bool = False,
 ) -> Outcome:
-    """Run `requests` through the dynamic batcher of `model`, or, where it has none, one execution for each request.
+    """Run `requests` through the dynamic batcher of `model`; without a batcher, each request is one execution.
 
-    `service`: seconds of one execution by its rows. Arrivals of one instant are queued before the batcher looks.
-    `late_wakeup`: where batches are not formed ahead (priorities, or any queue policy), Triton 2.51 misses the signal
-    that an instance is free and starts up to 500 ms late; False simulates what is documented.
+    `service`: seconds of one execution by its rows. Requests that arrive at the same moment are all queued before the
+    batcher looks. `late_wakeup`: if batches are not formed ahead (because of priorities or a queue policy), Triton 2.51
+    misses the signal that an instance is free and starts up to 500 ms late; False simulates what is documented.
 
     Raises:
         ScenarioError: the model has a sequence batcher, a request has more rows than max_batch_size, or the service
@@ -61,9 +61,9 @@ def simulate(
 
 
 class DynamicBatcher:
-    """One model's scheduler and its instances. A driver brings requests in and asks for the next moment.
+    """One model's scheduler and its instances. A driver adds requests and asks for the next moment.
 
-    At each moment: `complete`, then `add` what arrives, then `settle`.
+    At each moment it calls `complete`, then `add` for each arrival, then `settle`.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class DynamicBatcher:
             )
 
     def next_ns(self) -> int | None:
-        """The next moment at which something happens by itself; None: nothing will."""
+        """The next moment at which something happens without a new request; None if nothing will."""
         moments = [self._busy[0][0]] if self._busy else []
         moments += [moment for moment in (self._wake_ns, self._poll_ns) if moment is not None]
         return min(moments) if moments else None
 
     def complete(self, now_ns: int) -> list[int]:
-        """The requests whose executions end now; their instances are free."""
+        """The requests whose executions end now; their instances become free."""
         done: list[int] = []
         while self._busy and self._busy[0][0] <= now_ns:
             _, number, instance = heapq.heappop(self._busy)
@@ -124,7 +124,7 @@ class DynamicBatcher:
         return done
 
     def add(self, request: int, now_ns: int) -> None:
-        """A request arrives; where its queue is full it is refused at once."""
+        """A request arrives; if its queue is full, it is refused at once."""
         self._asleep_until_ns = 0
         self.arrived_ns[request] = now_ns
         asked = self._requests
@@ -144,7 +144,7 @@ class DynamicBatcher:
             changed |= self._dispatch(now_ns)
 
     def finish(self) -> Outcome:
-        """What happened, once nothing more will."""
+        """What happened, to be asked when nothing more will."""
         self._former.close()
         if self._batching.preserve_ordering:
             self._hold_back_responses()
@@ -158,7 +158,7 @@ class DynamicBatcher:
         )
 
     def _form(self, now_ns: int) -> bool:
-        """One look at the queue; True: a payload got requests, was sealed, or requests were rejected."""
+        """One look at the queue; True if a payload received requests or was sealed, or if requests were rejected."""
         if self._current.sealed:
             self._current = Payload()
         if not self._waiting.count:
@@ -181,8 +181,8 @@ class DynamicBatcher:
         return len(self._idle) > len(self._line)
 
     def _poll(self, now_ns: int) -> None:
-        """No instance can take more: look again, for late requests alone, in half a second."""
-        if self._ahead:  # then no request has a timeout
+        """No instance can take more: look again in half a second, for late requests alone."""
+        if self._ahead:  # in that case no request has a timeout
             return
         if self._poll_ns is None:
             self._poll_ns = now_ns + POLL_NS
@@ -204,7 +204,7 @@ class DynamicBatcher:
             self._line.append(payload)
 
     def _dispatch(self, now_ns: int) -> bool:
-        """Free instances take payloads from the head of the line."""
+        """Free instances take the payloads that have waited longest."""
         taken = False
         while self._line and self._idle:
             payload = self._line.popleft()
@@ -214,7 +214,7 @@ class DynamicBatcher:
         return taken
 
     def _merge(self, payload: Payload, now_ns: int) -> None:
-        """With a delay, an instance joins what waits behind its payload, once that is older than the delay."""
+        """With a delay, an instance merges the payloads behind its own into it if they are older than the delay."""
         delay_ns = self._batching.delay_us * US
         while delay_ns and payload.merges and self._line:
             behind = self._line[0]
@@ -253,7 +253,7 @@ class DynamicBatcher:
 
 
 def _remembered(service: ServiceTime) -> Callable[[int], int]:
-    """Whole nanoseconds of a service time, each size computed once."""
+    """The service time in whole nanoseconds; each size is computed once."""
     known: dict[int, int] = {}
 
     def service_ns(rows: int) -> int:

@@ -1,4 +1,4 @@
-"""Which requests go into the next batch, and whether now: the heart of the dynamic batcher."""
+"""Which requests go into the next batch, and whether it goes now: the heart of the dynamic batcher."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from triton_tools.batcher.waiting import WaitingRequests
 
 @dataclass(slots=True)
 class Payload:
-    """A batch that is being put together, or waits for an instance. `sealed`: it grows no more.
+    """A batch that is being formed, or waits for an instance. A `sealed` one grows no more.
 
-    `merges` is False where the next request did not fit its inputs or the strategy: then two are not joined either.
+    `merges` is False if the next request did not fit its inputs or the strategy: then it is not merged with another
+    batch either.
     """
 
     members: list[int] = field(default_factory=list)
@@ -31,7 +32,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one look at the queue decided: take `count` requests of `rows`, or look again at `wait_until_ns`."""
+    """What one look at the queue decided: take `count` requests of `rows` in all, or look again at `wait_until_ns`."""
 
     count: int = 0
     rows: int = 0
@@ -40,7 +41,7 @@ class Step:
 
 @dataclass(slots=True)
 class Walk:
-    """The candidates walked over: how many, their rows, the preferred point remembered, and the times that matter."""
+    """The candidates so far: their number, their rows, the remembered preferred point, and the times that matter."""
 
     count: int = 0
     rows: int = 0
@@ -53,11 +54,11 @@ class Walk:
 class Former:
     """The rules of forming a batch for one model.
 
-    Source: GetDynamicBatch of Triton's scheduler. With P the rows in the payload and those walked over: requests join
-    while P stays within max_batch_size; the largest preferred P is remembered, or, where none was met before the
-    largest preferred size is passed, the point before that. Then, in this order: a remembered point goes now unless its
-    oldest request has waited the delay; a batch that cannot grow, or has the largest preferred size, goes as it is;
-    so does one without delay or with the delay over; anything else waits.
+    Source: GetDynamicBatch of Triton's scheduler. Let P be the rows in the payload plus those of the candidates so far.
+    Requests join while P is at most max_batch_size. The largest preferred P is remembered; if no preferred size was met
+    when P passes the largest of them, the point before that is. Then, in this order: a remembered point goes now unless
+    its oldest request has waited for the delay; a batch that cannot grow, or has the largest preferred size, goes as it
+    is; so does one without a delay, or whose delay is over; anything else waits.
     """
 
     def __init__(self, model: ModelBatching, requests: Requests, strategy: BatchStrategy | None) -> None:
@@ -76,7 +77,7 @@ class Former:
             self._strategy.batcher_finalize(self._batcher)
 
     def form(self, payload: Payload, waiting: WaitingRequests, arrived_ns: list[int], now_ns: int) -> Step:
-        """Decide for `payload` at `now_ns`; marks it sealed when it is to grow no more."""
+        """Decide for `payload` at `now_ns`, and seal it if it must grow no more."""
         walk = self._walk(payload, waiting, arrived_ns, now_ns)
         late = self._delay_ns > 0 and walk.count > 0 and now_ns - walk.oldest_ns >= self._delay_ns
         count, rows = walk.best
@@ -88,12 +89,12 @@ class Former:
         if walk.cannot_grow or payload.rows + walk.rows >= self._largest:
             payload.sealed = True
             return Step(walk.count, walk.rows)
-        # a payload in line grows at once, except from a preferred size, which it would only leave for a better one
+        # a waiting payload grows at once, unless it has a preferred size, which it leaves only for a better one
         grows = payload.members and payload.rows not in self._preferred and not payload.sealed
         if late or self._delay_ns == 0 or grows:
             return Step(walk.count, walk.rows)
         due = walk.oldest_ns + self._delay_ns
-        # a request at its deadline is still good: it is late one nanosecond after
+        # a request at its deadline is still in time: it is late one nanosecond after that
         return Step(wait_until_ns=min(due, walk.deadline_ns + 1) if walk.deadline_ns else due)
 
     def _walk(self, payload: Payload, waiting: WaitingRequests, arrived_ns: list[int], now_ns: int) -> Walk:
@@ -140,7 +141,7 @@ class Former:
         payload.merges = False
 
     def _replayed(self, payload: Payload) -> Any:
-        """A record that knows the requests already in the payload: every look at the queue starts a new one."""
+        """A new record that includes the requests already in the payload: every look at the queue starts with one."""
         assert self._strategy is not None
         record = self._strategy.batch_initialize(self._batcher)
         for request in payload.members:

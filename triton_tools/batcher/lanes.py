@@ -1,6 +1,6 @@
-"""How steps of sequences become executions: direct (every sequence keeps its row) and oldest (a dynamic batcher).
+"""How steps of sequences become executions: direct (each sequence keeps its row) or oldest (a dynamic batcher).
 
-Both hold at most one step of each sequence, and answer to the same five calls as the dynamic batcher's driver makes.
+Both hold at most one step of each sequence, and have the same methods, which the driver calls in turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triton_tools.batcher.slots import Slot
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One execution: `steps` by row; None is a null request that only keeps later rows in place (READY = 0)."""
+    """One execution: its `steps` by row. None is a null request, which keeps later rows in place (READY = 0)."""
 
     start_ns: int
     end_ns: int
@@ -26,10 +26,10 @@ class Execution:
 
 
 class Lanes(Protocol):
-    """What the sequence batcher needs of a strategy."""
+    """What the sequence batcher needs from a strategy."""
 
     def next_ns(self) -> int | None:
-        """The next moment at which something happens by itself."""
+        """The next moment at which something happens without a new step."""
 
     def complete(self, now_ns: int) -> list[int]:
         """Steps whose executions end now."""
@@ -38,15 +38,15 @@ class Lanes(Protocol):
         """A step is ready for execution in its sequence's slot."""
 
     def settle(self, now_ns: int) -> None:
-        """Start what can be started now."""
+        """Start every execution that can start now."""
 
     def finish(self) -> tuple[list[Execution], dict[int, int]]:
-        """The executions, and the moment of each step's response."""
+        """The executions, and when each step was answered."""
 
 
 @dataclass(slots=True)
 class _Instance:
-    """Rows with their ready step (and since when), and the execution in progress."""
+    """The ready step of each row, since when it has been ready, and the execution in progress."""
 
     ready: dict[int, tuple[int, int]]
     running: Execution | None = None
@@ -54,10 +54,10 @@ class _Instance:
 
 
 class DirectLanes:
-    """Direct: an execution takes the ready step of every row from 0 to the highest ready one.
+    """The strategy direct: an execution takes the ready step of every row from 0 to the highest ready one.
 
-    It starts as soon as the instance is free; with `minimum_utilization` and a delay, only when that share of the rows
-    is ready or the oldest ready step has waited longer than the delay.
+    It starts as soon as the instance is free; with `minimum_utilization` and a delay, only once that fraction of the
+    rows is ready or the oldest ready step has waited longer than the delay.
     """
 
     def __init__(self, model: ModelBatching, service: Callable[[int], float], arrived_ns: list[int]) -> None:
@@ -107,14 +107,14 @@ class DirectLanes:
         return self._executions, ends
 
     def _due_ns(self, instance: _Instance) -> int | None:
-        """When an execution that is too empty starts all the same; None: it may start at once."""
+        """When an execution that has too few rows starts all the same; None if it may start at once."""
         if not self._delay_ns or len(instance.ready) / self._rows >= self._share:
             return None
-        return min(since for _, since in instance.ready.values()) + self._delay_ns + 1  # waiting must exceed the delay
+        return min(since for _, since in instance.ready.values()) + self._delay_ns + 1  # the wait must exceed the delay
 
 
 class OldestLanes:
-    """Oldest: the steps of all candidates of an instance meet in a dynamic batcher of its own."""
+    """The strategy oldest: each instance has a dynamic batcher for the steps of its candidate sequences."""
 
     def __init__(self, model: ModelBatching, service: Callable[[int], float], steps: int) -> None:
         assert model.sequence is not None

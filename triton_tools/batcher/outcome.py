@@ -1,4 +1,4 @@
-"""What a simulated batcher did: batches, waiting times, rejections, and the counters Triton would show."""
+"""What a simulated batcher did: batches, waiting times, rejections, and the counters that Triton would show."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from triton_tools.batcher.requests import NS, Requests
 
 Status = Literal["served", "timeout", "queue_full"]
 MESSAGES = {"timeout": "Request timeout expired", "queue_full": "Exceeds maximum queue size"}
-"""What a client is told; both are UNAVAILABLE. Triton puts ``[request id: ID]`` before the second."""
+"""The messages that clients receive, both with UNAVAILABLE. Triton puts ``[request id: ID]`` before the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One execution on one instance: `members` are request numbers in the order they lie in the batch."""
+    """One execution on one instance: `members` are the numbers of its requests in the order of the batch."""
 
     start_ns: int
     end_ns: int
@@ -31,11 +31,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Triton's counters of one model (nv_inference_...), as after the last request.
+    """Triton's counters of one model (nv_inference_...) after the last request.
 
-    `request_success`, `count` (inferences: rows), `exec_count` (batches) and `request_failure` by reason. Requests that
-    a full queue turned away are in none of them: `queue_full` counts them. The durations are summed over requests, so a
-    batch's compute time counts once for each of its requests.
+    `request_success`, `count` (inferences, that is rows), `exec_count` (batches), and `request_failure` by reason.
+    Requests that a full queue turned away are in none of Triton's counters: `queue_full` counts them here. Durations
+    are summed over requests, so a batch's compute time counts once for each of its requests.
     """
 
     request_success: int
@@ -48,13 +48,13 @@ class Counters:
 
     @property
     def mean_batch(self) -> float:
-        """Rows in an execution on average, as count / exec_count."""
+        """Mean rows per execution, count / exec_count."""
         return self.count / self.exec_count if self.exec_count else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished run. By request: `start_ns` and `response_ns` (of a rejection: when it was told), `status`."""
+    """A finished run. By request: `start_ns`, `response_ns` (also of a rejection) and `status`."""
 
     requests: Requests
     start_ns: npt.NDArray[np.int64]
@@ -70,12 +70,12 @@ class Outcome:
 
     @property
     def waiting_s(self) -> npt.NDArray[np.float64]:
-        """Seconds from arrival to the start of the execution, of the requests served."""
+        """Seconds from arrival to the start of the execution, of each served request."""
         return (self.start_ns - self._arrival_ns)[self.served] / NS
 
     @property
     def latency_s(self) -> npt.NDArray[np.float64]:
-        """Seconds from arrival to response, of the requests served."""
+        """Seconds from arrival to response, of each served request."""
         return (self.response_ns - self._arrival_ns)[self.served] / NS
 
     @property
@@ -85,12 +85,12 @@ class Outcome:
 
     @property
     def batch_sizes(self) -> dict[int, int]:
-        """Executions by their rows, as Triton's batch_stats."""
+        """The number of executions by their rows, as in Triton's batch_stats."""
         return dict(sorted(Counter(batch.rows for batch in self.batches).items()))
 
     @property
     def utilization(self) -> float:
-        """Share of time that the instances execute, from the first arrival to the last response."""
+        """Fraction of the time, from the first arrival to the last response, that the instances were executing."""
         span = int(self.response_ns.max()) - self.requests.arrival_ns[0] if len(self.status) else 0
         busy = sum(batch.end_ns - batch.start_ns for batch in self.batches)
         return busy / (span * self.instances) if span else 0.0
@@ -111,13 +111,13 @@ class Outcome:
         )
 
     def pending_at(self, time_s: float) -> int:
-        """nv_inference_pending_request_count: requests that have arrived and are neither in execution nor rejected."""
+        """nv_inference_pending_request_count: the requests that have arrived and are neither executing nor rejected."""
         moment = round(time_s * NS)
         left = np.where(self.served, self.start_ns, self.response_ns)
         return int(((self._arrival_ns <= moment) & (left > moment)).sum())
 
     def members(self) -> list[tuple[float, tuple[int, ...]]]:
-        """(start in seconds, request numbers) of each batch, in order of start."""
+        """The start in seconds and the request numbers of each batch, in order of start."""
         return [(batch.start_ns / NS, batch.members) for batch in self.batches]
 
     @property
@@ -126,12 +126,12 @@ class Outcome:
 
 
 def percentile(values: npt.NDArray[np.float64], q: float) -> float:
-    """The q-th percentile: the smallest value that at least q % do not exceed; nan of no values."""
+    """The q-th percentile: the smallest value that at least q % of the values do not exceed; NaN if there are none."""
     return float(np.percentile(values, q, method="inverted_cdf")) if len(values) else math.nan
 
 
 def in_request_order(ends: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(request, end) in the order they were taken, each end no earlier than any before: preserve_ordering.
+    """Requests and their ends in the order in which they were taken, no end before an earlier one (preserve_ordering).
 
     >>> in_request_order([(0, 30), (1, 10), (2, 40)])
     [(0, 30), (1, 30), (2, 40)]

@@ -1,7 +1,7 @@
 """Read config.pbtxt through Triton's own protobuf schema.
 
-The schema is `model_config.pb` beside this file: the serialized descriptor that tritonclient carries, kept here so that
-reading a configuration needs no client and no network library. A test holds the two equal.
+The schema is `model_config.pb` beside this file: a copy of the serialized descriptor in tritonclient, so that reading a
+configuration needs no client and no network library. A test checks that the two are equal.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def read_config(path: str | Path) -> ModelBatching:
     """What the config.pbtxt at `path` says about batching.
 
     Raises:
-        ScenarioError: no such file, not Triton's schema (line and column are named), or a configuration Triton refuses.
+        ScenarioError: there is no such file, it does not follow Triton's schema (line and column are named), or Triton
+            would refuse the configuration.
     """
     path = Path(path)
     try:
@@ -57,19 +58,19 @@ def read_config(path: str | Path) -> ModelBatching:
 
 
 def parse_config(text: str, name: str = "model") -> ModelBatching:
-    """The batching of a configuration's text; `name` is the model's where the text has none.
+    """The batching in a configuration's text; `name` is the model's if the text has none.
 
     >>> parse_config("max_batch_size: 8 dynamic_batching { }").dynamic
     DynamicBatching(preferred=(), delay_us=0, preserve_ordering=False, priority_levels=0, default_priority=0, \
 policy=QueuePolicy(timeout_action='REJECT', timeout_us=0, allow_override=False, max_size=0), level_policies=())
     """
     config = model_config_class()()
-    if BACKSLASHES in text:  # of which the parser takes time by their square
+    if BACKSLASHES in text:  # for which the parser takes quadratic time
         raise ScenarioError(f"not a model configuration: more than {len(BACKSLASHES)} backslashes in a row")
     try:
         text_format.Parse(text, config)
     except (text_format.ParseError, ValueError, RecursionError) as error:
-        # a number out of an enum's 32 bits is a ValueError
+        # an enum's number of more than 32 bits raises ValueError
         raise ScenarioError(f"not a model configuration: {error}") from error
     strategy = config.parameters[STRATEGY_PARAMETER].string_value if STRATEGY_PARAMETER in config.parameters else ""
     return ModelBatching(
@@ -138,7 +139,7 @@ def _control(name: str, message: Any) -> Control:
 
 
 def _named(message: Any, enum: str, number: int) -> str:
-    """The name of an enum's value; proto3 takes numbers that have none."""
+    """The name of an enum's value. Proto3 accepts numbers without a name, which raise ScenarioError here."""
     values = message.DESCRIPTOR.enum_types_by_name[enum].values_by_number
     if number not in values:
         raise ScenarioError(

@@ -1,4 +1,4 @@
-"""Whether preferred batch sizes would help, and why: by the service-time curve, and by simulation."""
+"""Whether preferred batch sizes would help, and why, judged by the service-time curve and by simulation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from triton_tools.batcher.service import ServiceTimes
 from triton_tools.batcher.trial import FINAL_REQUESTS, Load, Trial, attempt
 
 FASTER = 1.1
-"""How much faster per row than the next sizes a batch size must be to deserve a preference."""
+"""How much faster per row than the next size a batch size must be to stand out."""
 GAIN = 0.95
-"""Share of the latency that must be left for preferred sizes to be called a help."""
+"""Preferred sizes help if the latency falls to this fraction or below."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreferredVerdict:
-    """The tuned setting against the same with preferred sizes, under the same arrivals.
+    """The tuned setting compared with the same setting plus preferred sizes, under the same arrivals.
 
-    `standing_out`: sizes much faster per row than the size above them; only such sizes can be worth a preference.
+    `standing_out`: sizes much faster per row than the next larger size; only such sizes can be worth a preference.
     """
 
     plain: Trial
@@ -29,7 +29,7 @@ class PreferredVerdict:
 
 
 def judge_preferred(best: Trial, service: ServiceTimes, load: Load) -> PreferredVerdict:
-    """Try preferred sizes on the tuned setting: those that stand out, else half and all of the maximum."""
+    """Try preferred sizes on the tuned setting: those that stand out, or else the maximum and half of it."""
     most = best.setting.max_batch_size
     out = standing_out(service, most)
     sizes = tuple(sorted({*(out or (most // 2,)), most} - {0}))

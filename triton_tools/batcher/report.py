@@ -1,4 +1,4 @@
-"""What the command line shows of a simulated batcher and of a tuning: the same facts as text and as JSON."""
+"""What the command line prints about a simulated batcher and about tuning: the same facts as text and as JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def spread_json(values: Any) -> dict[str, float]:
 def measured_json(
     model: ModelBatching, outcome: Outcome, rate_per_s: float, service: ServiceTimes, budget: Limit | None
 ) -> dict[str, Any]:
-    """A run of the batcher; counters under Triton's names."""
+    """A run of the batcher as JSON, with the counters under Triton's names."""
     counters = outcome.counters
     answer = {
         "model": model.name,
@@ -65,7 +65,7 @@ def measured_json(
 def print_measured(
     model: ModelBatching, outcome: Outcome, rate_per_s: float, service: ServiceTimes, budget: Limit | None
 ) -> None:
-    """A run of the batcher, for people."""
+    """Print a run of the batcher as text."""
     out, counters = console(), outcome.counters
     load = f"{significant(rate_per_s)} requests/s, {len(outcome.requests):,} simulated"
     out.print(f"[bold]{escape(model.name)}[/bold] at {load}")
@@ -92,13 +92,13 @@ def print_measured(
 
 
 def is_saturated(model: ModelBatching, rate_per_s: float, service: ServiceTimes) -> bool:
-    """Whether requests come faster than the instances can serve them."""
+    """Whether requests arrive faster than the instances can serve them."""
     batch = model.rows if model.dynamic else 1
     return rate_per_s >= capacity_per_s(Setting(model.instances, batch), service)
 
 
 def tuned_json(found: Tuned, load: Load) -> dict[str, Any]:
-    """A tuning: the setting, what was tried, and why preferred sizes do not help."""
+    """A tuning as JSON: the setting, what was tried, and whether preferred sizes help."""
     other = found.preferred.with_preferred
     return {
         "feasible": True,
@@ -119,7 +119,7 @@ def tuned_json(found: Tuned, load: Load) -> dict[str, Any]:
 
 
 def trial_json(trial: Trial) -> dict[str, Any]:
-    """One setting and what it did."""
+    """One setting and its figures."""
     setting = trial.setting
     return {
         "instances": setting.instances,
@@ -135,7 +135,7 @@ def trial_json(trial: Trial) -> dict[str, Any]:
 
 
 def print_tuned(found: Tuned, load: Load) -> None:
-    """A tuning, for people: the setting first."""
+    """Print a tuning as text, the setting first."""
     out, best = console(), found.best
     out.print(f"[bold]{best.setting}[/bold]", soft_wrap=True)
     latency = f"p{load.budget.percentile} latency {milliseconds(best.latency_s)}"

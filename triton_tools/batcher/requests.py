@@ -1,6 +1,6 @@
-"""The requests that a batcher gets: columns, because a tuner makes hundreds of thousands of them.
+"""The requests that a batcher receives, as columns, because a tuner draws hundreds of thousands of them.
 
-Inside the simulation time is whole nanoseconds, as in Triton: a delay or timeout met exactly is met exactly.
+The simulation counts time in whole nanoseconds, as Triton does, so comparisons with a delay or timeout are exact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sizing.errors import ScenarioError
 NS = 1_000_000_000
 US = 1_000
 LONGEST_S = 1e9
-"""Of a run: its nanoseconds, a few standard deviations more, are a 64-bit number."""
+"""The longest run: its nanoseconds, and a few standard deviations more, fit in 64 bits."""
 
 
 def nanoseconds(seconds: float) -> int:
@@ -25,9 +25,10 @@ def nanoseconds(seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: `rows` is its own batch size, `priority` and `timeout_us` what its parameters ask (0: nothing).
+    """One request: `rows` is its own batch size; `priority` and `timeout_us` are its parameters (0: not given).
 
-    `inputs` stands for the shapes of its inputs and the set of optional ones: only equal requests share a batch.
+    `inputs` stands for the shapes of its inputs and the set of optional ones: only requests that are equal in it share
+    a batch.
     """
 
     arrival_s: float
@@ -64,10 +65,10 @@ class Requests:
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Requests:
-        """The columns of single requests; those of the same instant keep their order.
+        """The columns of individual requests; those that arrive at the same moment keep their order.
 
         Raises:
-            ScenarioError: no rows, or an arrival before 0.
+            ScenarioError: a request has no rows, or arrives before 0.
         """
         for request in requests:
             if request.rows < 1 or not request.arrival_s >= 0:
@@ -84,7 +85,7 @@ class Requests:
 
     @classmethod
     def at(cls, arrival_ns: list[int]) -> Requests:
-        """Requests of one row each, alike but for their arrivals."""
+        """Requests of one row each that differ only in their arrivals."""
         count = len(arrival_ns)
         return cls(arrival_ns, [1] * count, [0] * count, [0] * count, [None] * count, [0] * count)
 
@@ -92,7 +93,8 @@ class Requests:
     def poisson(cls, rate_per_s: float, count: int, rng: np.random.Generator) -> Requests:
         """`count` requests of one row at random, `rate_per_s` per second on average.
 
-        The same generator state gives the same arrivals for every rate, only stretched: rates compare without noise.
+        The same generator state gives the same arrivals at every rate, only stretched, so that rates compare without
+        noise.
         """
         if not 0 < rate_per_s < 1e9 or count < 1:
             raise ScenarioError(f"rate must be above 0 and below 1e9 requests/s, got {rate_per_s:g}")

@@ -17,7 +17,7 @@ ServiceTime = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One request of a sequence, as a client sends it: START on the first, END on the last."""
+    """One request of a sequence, as a client sends it: the first has START, the last END."""
 
     sequence: Hashable
     arrival_s: float
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class IterativeRequest:
-    """One request that the model works on for `steps` executions, rescheduling it after each but the last."""
+    """One request that takes `steps` executions: the model reschedules it after each but the last."""
 
     sequence: Hashable
     arrival_s: float
@@ -36,7 +36,7 @@ class IterativeRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What became of a step. `refused`: the message its client gets; start and response are then its arrival."""
+    """What became of a step. `refused`: the message to its client; start and response are then the time of arrival."""
 
     step: Step
     start_s: float
@@ -46,14 +46,14 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutcome:
-    """A finished run: the result of every step (rescheduled ones are steps too) and the executions."""
+    """A finished run: the results of all steps, rescheduled ones included, and the executions."""
 
     model: ModelBatching
     results: tuple[StepResult, ...]
     executions: tuple[Execution, ...]
 
     def rows(self) -> list[tuple[float, tuple[Hashable | None, ...]]]:
-        """(start in seconds, sequence in each row) of each execution; None: a null request."""
+        """The start in seconds and the sequence in each row of each execution; None is a null request."""
         steps = self.results
         return [
             (run.start_ns / NS, tuple(None if step is None else steps[step].step.sequence for step in run.steps))
@@ -61,14 +61,14 @@ class SequenceOutcome:
         ]
 
     def completed_s(self) -> dict[Hashable, float]:
-        """Sequence -> the response to its last step that was served."""
+        """By sequence, the time of the response to its last served step."""
         served = [result for result in self.results if not result.refused]
         return {result.step.sequence: result.response_s for result in sorted(served, key=lambda each: each.response_s)}
 
     def controls(self, execution: Execution) -> dict[str, list[Hashable]]:
         """What the control inputs of the configuration hold in this execution, row by row.
 
-        A null request has READY at its value for no; its other controls mean nothing, and its correlation id is 0.
+        For a null request, READY has its value for no, the correlation id is 0, and other controls mean nothing.
         """
         assert self.model.sequence is not None
         held: dict[str, list[Hashable]] = {}
@@ -85,7 +85,7 @@ class SequenceOutcome:
 
 
 def simulate_sequences(model: ModelBatching, service: ServiceTime, steps: Sequence[Step]) -> SequenceOutcome:
-    """Run the steps of sequences, each sent at its time whatever became of the one before.
+    """Run the steps of sequences; each is sent at its time, whatever became of the one before.
 
     `service`: seconds of one execution by its rows, null requests included.
 
@@ -100,7 +100,7 @@ def simulate_sequences(model: ModelBatching, service: ServiceTime, steps: Sequen
 def simulate_iterative(
     model: ModelBatching, service: ServiceTime, requests: Sequence[IterativeRequest]
 ) -> SequenceOutcome:
-    """Run iterative sequences: after each execution a request is answered, or takes its place again at once.
+    """Run iterative sequences: after each execution a request is either answered or queued again at once.
 
     Raises:
         ScenarioError: the model's sequence batcher is not iterative, a request has no step, or a name is used twice.
@@ -124,9 +124,10 @@ def _batching(model: ModelBatching) -> SequenceBatching:
 
 
 class _SequenceBatcher:
-    """Slots, backlog and idle sequences around the lanes of a strategy.
+    """The slots, the backlog and the idle sequences around the lanes of a strategy.
 
-    `again`: for the first step of an iterative request, how many more it takes; those steps are appended as they come.
+    `again`: for the first step of each iterative request, how many more it takes; they are appended to the steps as
+    they become due.
     """
 
     def __init__(self, model: ModelBatching, service: ServiceTime, steps: list[Step], again: dict[int, int]) -> None:
@@ -179,7 +180,7 @@ class _SequenceBatcher:
         sequence.waiting.append(number)
         sequence.closed |= step.end
         sequence.idle_at_ns = now_ns + self._idle_ns
-        if not self._again:  # an iterative request is one request: it is never waited for
+        if not self._again:  # an iterative sequence is one request, so it is never idle
             heapq.heappush(self._idle, (sequence.idle_at_ns, number, sequence))
         self._offer(sequence, now_ns)
 
@@ -203,7 +204,7 @@ class _SequenceBatcher:
         sequence.waiting.append(following)
 
     def _offer(self, sequence: OpenSequence, now_ns: int) -> None:
-        """Give the lanes the sequence's next step, or its slot to the next sequence when nothing more is to come."""
+        """Give the lanes the sequence's next step; if no more will come, give its slot to the next sequence."""
         if sequence.slot is None or sequence.in_flight:
             return
         if sequence.waiting:

@@ -1,4 +1,4 @@
-"""The service-time curve: how long one execution takes, by batch size."""
+"""The service-time curve: the time of one execution by batch size."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ UNITS = {"service_time_s": 1.0, "service_time_ms": 1e-3, "service_time_us": 1e-6
 class ServiceTimes:
     """Seconds of one execution of n rows: a law a + b·n, or measured points with straight lines between them.
 
-    A measured curve is not extended: it holds from 1 row (below the smallest measured size: as long as that one) to the
-    largest size measured.
+    A measured curve ends at the largest measured size; below the smallest, an execution takes as long as that one.
     """
 
     fixed_s: float = 0.0
@@ -38,11 +37,11 @@ class ServiceTimes:
 
     @property
     def largest(self) -> int | None:
-        """The largest batch size measured; None: a law has no end."""
+        """The largest measured batch size; None for a law, which has no end."""
         return self.points[-1][0] if self.points else None
 
     def __call__(self, rows: int) -> float:
-        """Seconds of one execution of `rows`; ScenarioError beyond the measured sizes."""
+        """Seconds of one execution of `rows`. Raises ScenarioError beyond the measured sizes."""
         if not self.points:
             return self.fixed_s + self.per_row_s * rows
         if rows > self.points[-1][0]:
@@ -64,22 +63,22 @@ class ServiceTimes:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Service-time curves by number of instances at work together; key 0: measured without saying how many."""
+    """Service-time curves by the number of instances at work together; 0 if the table does not say how many."""
 
     curves: tuple[tuple[int, ServiceTimes], ...]
 
     @property
     def instances(self) -> tuple[int, ...]:
-        """The instance counts that were measured; empty where the table does not say."""
+        """The measured instance counts; empty if the table does not have them."""
         return tuple(count for count, _ in self.curves if count)
 
     def of(self, instances: int) -> ServiceTimes:
-        """The curve of so many instances; one that says no count serves all; ScenarioError when not measured."""
+        """The curve for so many instances; one without a count holds for any. Raises ScenarioError if there is none."""
         found = dict(self.curves)
         if instances in found or 0 in found:
             return found[instances if instances in found else 0]
         raise ScenarioError(
-            f"no service times for {instances} instances: measured are {', '.join(map(str, sorted(found)))}"
+            f"no service times for {instances} instances: the measured counts are {', '.join(map(str, sorted(found)))}"
         )
 
 
@@ -97,7 +96,7 @@ def parse_service_times(text: str) -> Measured:
 
 
 def read_service_times(path: Path) -> Measured:
-    """A CSV with the columns batch_size and one of service_time_s, _ms, _us; with instances too, a curve for each.
+    """The curves in a CSV with the columns batch_size and one of service_time_s, _ms, _us, and perhaps instances.
 
     Raises:
         PointsError: the file cannot be read, lacks a column, or has a wrong value (its line is named).

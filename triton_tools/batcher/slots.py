@@ -1,4 +1,4 @@
-"""Which sequence has which slot: open sequences, the free slots, and the backlog of those without one."""
+"""Which sequence has which slot: the open sequences, the free slots, and the backlog of sequences without one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Slot(NamedTuple):
-    """A place for one sequence: `row` of the batch on `instance`. The lowest row goes first, then the instance."""
+    """A place for one sequence: `row` of the batch on `instance`. Slots are given out by row, then by instance."""
 
     row: int
     instance: int
@@ -18,9 +18,9 @@ class Slot(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class OpenSequence:
-    """A sequence between its START and the release of its slot. `waiting` are the steps not given to the batcher yet.
+    """A sequence between its START and the release of its slot. `waiting`: the steps that the batcher lacks yet.
 
-    `closed`: no more steps are to come (END was seen, or the sequence was idle too long).
+    `closed`: no more steps will come, because END was seen or the sequence was idle for too long.
     """
 
     name: Hashable
@@ -47,7 +47,7 @@ class Slots:
             self.backlog.append(sequence)
 
     def release(self, slot: Slot) -> OpenSequence | None:
-        """A slot is free again: the head of the backlog gets it and is returned."""
+        """A slot becomes free: the first sequence of the backlog gets it and is returned."""
         if not self.backlog:
             heapq.heappush(self._free, slot)
             return None

@@ -1,6 +1,6 @@
-"""A custom batching strategy: the five roles of TRITONBACKEND_ModelBatch* as methods, and where one is looked for.
+"""Custom batching strategies: the five functions of TRITONBACKEND_ModelBatch* as methods, and how one is found.
 
-A strategy works in addition to the dynamic batcher's own rules: it can only end a batch earlier.
+A strategy comes on top of the dynamic batcher's own rules: it can only end a batch earlier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BatchStrategy(Protocol):
     """The five functions of Triton's custom batching library, by role."""
 
     def batcher_initialize(self, model: ModelBatching) -> Any:
-        """ModelBatcherInitialize: read-only data for all batches, made once, when the model is loaded."""
+        """ModelBatcherInitialize: read-only data for all batches, created once, when the model is loaded."""
 
     def batch_initialize(self, batcher: Any) -> Any:
         """ModelBatchInitialize: the record of a new batch."""
@@ -38,7 +38,7 @@ class BatchStrategy(Protocol):
 
 @dataclass(slots=True)
 class _Volume:
-    """Bytes in the batch so far, and the most there may be."""
+    """The bytes in the batch so far, and their limit."""
 
     most_bytes: int
     bytes: int = 0
@@ -46,7 +46,7 @@ class _Volume:
 
 @dataclass(frozen=True, slots=True)
 class VolumeBatching:
-    """Batches of at most `most_bytes` of input in all; a larger request goes alone."""
+    """Batches with at most `most_bytes` of input; a larger request goes alone."""
 
     most_bytes: int
 
@@ -70,8 +70,8 @@ class VolumeBatching:
 
 
 def find_strategy(model: ModelBatching, version: Path, backend: Path | None = None) -> Path | None:
-    """Where the model's strategy is: what TRITON_BATCH_STRATEGY_PATH names, else `batchstrategy.py` in the version's
-    folder, the model's, the backend's, in that order; None: there is none.
+    """The file of the model's strategy: the one that TRITON_BATCH_STRATEGY_PATH names, else `batchstrategy.py` in the
+    folder of the version, the model or the backend, in that order; None if there is none.
 
     Raises:
         ScenarioError: the parameter names a file that does not exist.
@@ -86,10 +86,10 @@ def find_strategy(model: ModelBatching, version: Path, backend: Path | None = No
 
 
 def load_strategy(path: Path) -> BatchStrategy:
-    """The strategy that a Python file defines as `strategy`. The file is run: load only what you trust.
+    """The strategy that a Python file defines as `strategy`. The file is executed, so load only what you trust.
 
     Raises:
-        ScenarioError: no Python file, or it has no object `strategy` with the five methods.
+        ScenarioError: it is not a Python file, or has no object `strategy` with the five methods.
     """
     spec = importlib.util.spec_from_file_location("batchstrategy", path)
     if path.suffix != ".py" or not path.is_file() or spec is None or spec.loader is None:

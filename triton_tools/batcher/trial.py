@@ -1,4 +1,4 @@
-"""One configuration of the dynamic batcher tried under a load: its latency, its batches, the most it carries."""
+"""One configuration of the dynamic batcher tried under a load: its latency, its batches, and the largest rate."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from triton_tools.batcher.requests import Requests
 TRIAL_REQUESTS = 3000
 FINAL_REQUESTS = 20_000
 STABLE = 0.98
-"""Share of the capacity up to which a load is tried: closer, the queue is still growing when the run ends."""
+"""Fraction of the capacity up to which a load is tried: beyond, the queue still grows when the run ends."""
 RATE_STEPS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a tuner asks: Poisson arrivals at `rate_per_s`, and the latency that must hold (server side, in queue and
-    execution). `seed` draws the arrivals; every trial gets the same ones.
+    """What a tuner tunes for: Poisson arrivals at `rate_per_s`, and the budget for the latency in the server (queue and
+    execution). `seed` draws the arrivals, which are the same in every trial.
     """
 
     rate_per_s: float
@@ -32,7 +32,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a tuner turns: instances, maximum batch size, delay, and preferred sizes (none: the maximum)."""
+    """What a tuner varies: instances, maximum batch size, delay, and preferred sizes (none: the maximum)."""
 
     instances: int
     max_batch_size: int
@@ -40,7 +40,7 @@ class Setting:
     preferred: tuple[int, ...] = ()
 
     def model(self) -> ModelBatching:
-        """The configuration, all other settings default."""
+        """The configuration, with all other settings at their defaults."""
         batching = DynamicBatching(preferred=self.preferred, delay_us=self.delay_us)
         return ModelBatching("tuned", self.max_batch_size, self.instances, batching)
 
@@ -53,9 +53,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A setting under the load. `largest_rate_per_s`: the most it carries within the budget, None where not asked.
+    """A setting under the load. `largest_rate_per_s`: the largest rate within the budget; None if it was not computed.
 
-    `latency_s` is the budget's percentile; infinite where the load exceeds the capacity.
+    `latency_s` is the budget's percentile; infinite if the load exceeds the capacity.
     """
 
     setting: Setting
@@ -70,7 +70,7 @@ class Trial:
 
 
 def capacity_per_s(setting: Setting, service: ServiceTime) -> float:
-    """Rows per second of instances that always execute the batch size that is fastest per row."""
+    """Rows per second of the instances if they always execute the batch size that is fastest per row."""
     return setting.instances * max(size / service(size) for size in range(1, setting.max_batch_size + 1))
 
 
@@ -91,9 +91,9 @@ def run(setting: Setting, service: ServiceTime, rate_per_s: float, requests: int
 
 
 def largest_rate(setting: Setting, service: ServiceTime, load: Load, meets_at: float) -> float:
-    """The largest rate within the budget, by bisection from `meets_at`, a rate at which it holds, to 2 % or better.
+    """The largest rate within the budget, to 2 % or better and at most 98 % of the capacity.
 
-    At most 98 % of the capacity.
+    It is found by bisection from `meets_at`, a rate at which the budget is met.
     """
     low, high = meets_at, STABLE * capacity_per_s(setting, service)
     for _ in range(RATE_STEPS):

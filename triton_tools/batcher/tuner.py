@@ -1,8 +1,8 @@
-"""Tune the dynamic batcher by the process that Triton's guide recommends.
+"""Tune the dynamic batcher in the order that Triton's guide recommends.
 
-Start from the default batcher with a maximum batch size; within the latency budget trade latency for throughput, first
-by a larger maximum batch size, then by a delay, raised until the budget is exceeded; leave preferred sizes alone unless
-one of them is much faster than its neighbours. Instances come in when no batching of fewer meets the budget.
+Start from the default batcher with a maximum batch size. Within the latency budget, trade latency for throughput: first
+by a larger maximum batch size, then by a delay, raised until the budget is exceeded. Leave preferred sizes alone unless
+one is much faster than its neighbours. Add an instance only if no batching of fewer instances meets the budget.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from triton_tools.batcher.trial import FINAL_REQUESTS, Load, Setting, Trial, att
 
 MAX_INSTANCES = 8
 LARGEST_BATCH = 256
-"""Largest maximum batch size tried with a law; with a measured curve, the largest size measured."""
+"""Largest maximum batch size that is tried with a law; with a measured curve, it is the largest measured size."""
 DELAY_SHARES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 WORTH = 1.02
-"""A setting must carry so much more to be preferred to one of less latency."""
+"""How much more a setting must carry to be preferred to one with a lower latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step of the process: what was done, and what was tried."""
+    """A step of the tuning: what was varied, and the settings tried."""
 
     what: str
     trials: tuple[Trial, ...]
@@ -44,7 +44,7 @@ class Tuned:
 
 
 def tune(measured: Measured, load: Load, start_batch: int, max_instances: int = MAX_INSTANCES) -> Tuned:
-    """The fewest instances that meet the budget at the load, and of their settings the one that carries the most.
+    """The setting that carries the most, with the fewest instances that meet the budget at the load.
 
     `start_batch`: the maximum batch size to begin with.
 
@@ -78,7 +78,7 @@ def _process(instances: int, service: ServiceTimes, load: Load, start_batch: int
     sizes = [size for size in _batch_sizes(service, start_batch) if size != start_batch]
     others = [_measured(Setting(instances, size), service, load) for size in sizes]
     stages.append(Stage("other batch sizes", tuple(others)))
-    # a near miss may still be saved: with several instances, a short delay makes for fewer, fuller executions
+    # a near miss may still be saved: with several instances, a short delay makes executions fewer and fuller
     base = next(iter(_ranked(stages, load)), min([default, *others], key=lambda trial: trial.latency_s))
     if base.latency_s < float("inf"):
         stages.append(Stage("delay raised", tuple(_delays(base, service, load))))
@@ -86,7 +86,7 @@ def _process(instances: int, service: ServiceTimes, load: Load, start_batch: int
 
 
 def _batch_sizes(service: ServiceTimes, start_batch: int) -> list[int]:
-    """Powers of two up to the largest size that may be tried, and that size."""
+    """The powers of two below the largest size that may be tried, and that size."""
     most = max(start_batch, service.largest or min(LARGEST_BATCH, 8 * start_batch))
     sizes = [1]
     while sizes[-1] * 2 <= most:
@@ -95,7 +95,7 @@ def _batch_sizes(service: ServiceTimes, start_batch: int) -> list[int]:
 
 
 def _delays(base: Trial, service: ServiceTimes, load: Load) -> Iterable[Trial]:
-    """Trials with a rising delay: up to the first that exceeds the budget, or all where `base` exceeds it itself."""
+    """Trials with a rising delay, up to the first that exceeds the budget; all of them if `base` itself exceeds it."""
     for share in DELAY_SHARES:
         delay_us = max(1, round(load.budget.limit_s * share * 1e6))
         trial = _measured(replace(base.setting, delay_us=delay_us), service, load)
@@ -105,7 +105,7 @@ def _delays(base: Trial, service: ServiceTimes, load: Load) -> Iterable[Trial]:
 
 
 def _measured(setting: Setting, service: ServiceTimes, load: Load) -> Trial:
-    """A trial, with the largest rate where the load itself is within the budget."""
+    """A trial, with the largest rate if the budget is met at the load."""
     trial = attempt(setting, service, load)
     if not trial.meets(load.budget):
         return trial
@@ -113,8 +113,8 @@ def _measured(setting: Setting, service: ServiceTimes, load: Load) -> Trial:
 
 
 def _ranked(stages: Iterable[Stage], load: Load) -> list[Trial]:
-    """The trials within the budget, best first: the most carried; of those within 2 %, the least latency; of those
-    within 2 % again, the least delay and the smallest batch.
+    """The trials within the budget, best first: the largest rate; among those within 2 % of it, the lowest latency;
+    among those within 2 % of that, the shortest delay and the smallest batch.
     """
     left = [trial for stage in stages for trial in stage.trials if trial.meets(load.budget)]
     ranked = []

@@ -1,4 +1,4 @@
-"""The scheduler's queue: priority levels, each with requests in time and, behind them, those delayed for being late."""
+"""The scheduler's queue: priority levels, each with its requests in time and, behind them, the delayed late ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triton_tools.batcher.requests import US
 
 @dataclass(slots=True)
 class Level:
-    """One priority level. `in_time` holds (request, deadline in ns or 0), `delayed` requests past theirs."""
+    """One priority level: `in_time` holds requests and deadlines (ns; 0: none), `delayed` the requests past theirs."""
 
     policy: QueuePolicy
     in_time: deque[tuple[int, int]] = field(default_factory=deque)
@@ -23,7 +23,7 @@ class Level:
 
 
 class WaitingRequests:
-    """Requests (numbers) that are in no batch yet; those found expired under REJECT gather in `rejected`."""
+    """Requests, by number, that are in no batch yet; `rejected` collects those found expired under REJECT."""
 
     def __init__(self, batching: DynamicBatching) -> None:
         self._batching = batching
@@ -34,7 +34,7 @@ class WaitingRequests:
         self.rows = 0
 
     def add(self, request: int, rows: int, priority: int, timeout_us: int, now_ns: int) -> bool:
-        """Queue a request; False: its level is full (max_queue_size)."""
+        """Queue a request; False if its level is full (max_queue_size)."""
         level = self._level(self._batching.level_of(priority))
         if level.policy.max_size and len(level) >= level.policy.max_size:
             return False
@@ -45,9 +45,9 @@ class WaitingRequests:
         return True
 
     def walk(self, now_ns: int, rows: list[int]) -> Iterator[tuple[int, int]]:
-        """(request, deadline) in the order they would be served; the expired ones on the way are dealt with.
+        """Requests and deadlines in the order in which they would be served; expired ones are rejected or delayed.
 
-        Only what the walk reaches is looked at: a late request further back stays until its turn.
+        Only requests that the walk reaches are examined: a late one further back stays until then.
         """
         for level in self._order:
             place = 0
@@ -63,7 +63,7 @@ class WaitingRequests:
                 yield request, 0
 
     def take(self, count: int, rows: list[int]) -> list[int]:
-        """Remove the first `count` requests of the walk."""
+        """Remove the first `count` requests in the order of the walk."""
         taken: list[int] = []
         for level in self._order:
             while level.in_time and len(taken) < count:
@@ -75,7 +75,7 @@ class WaitingRequests:
         return taken
 
     def reject_expired(self, now_ns: int, rows: list[int]) -> None:
-        """What the scheduler does every half second while nothing is free: reject late requests wherever they are."""
+        """Reject late requests anywhere in the queue, as the scheduler does each half second if none is free."""
         for level in self._order:
             if level.policy.timeout_action == "REJECT":
                 for request, deadline in list(level.in_time):

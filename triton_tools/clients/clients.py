@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to. `wall_s` runs from before the first gap to the last answer; `notes` limit what it says."""
+    """The result of a run. `wall_s` is from before the first gap to the last answer; `notes` qualify the figures."""
 
     stats: Stats
     load: Load
@@ -36,7 +36,7 @@ class Outcome:
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Figures by name with unit, for machines."""
+        """The figures, by name with unit, for programs."""
         log = self.load.log
         return asdict(self.stats) | {
             "wall_s": self.wall_s,
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def run(asked: Asked, say: Say, on_share: replay.OnShare) -> Outcome:
-    """Do what `asked` says; `say` gets the lines that the clients print on the way.
+    """Do the run `asked`; `say` receives the lines that the clients print on the way.
 
     Raises ServerError, PlanError or FileError, one line each.
     """
@@ -107,7 +107,7 @@ def _prompts(asked: Asked, served: Described, say: Say) -> tuple[Given | RandomP
 
 
 def limits(contract: Contract) -> list[str]:
-    """What a reader of output tokens per request or second must know of this model."""
+    """What a reader of the figures on output tokens must know about this model."""
     found = []
     if contract.counted_by == "responses":
         found.append("the model reports no token counts: output tokens are those asked for")
@@ -117,7 +117,7 @@ def limits(contract: Contract) -> list[str]:
 
 
 def doubts(load: Load, figures: Stats) -> list[str]:
-    """What a reader of the figures of `load` must know: failures, wrong lengths, and a client that was late."""
+    """What a reader of the figures of `load` must know: failures, wrong lengths, and whether the client was late."""
     found = []
     answered = window.answered(load.log)
     lost, odd = load.log.where(~answered), load.log.where(answered & load.log.failed)
@@ -134,7 +134,7 @@ def doubts(load: Load, figures: Stats) -> list[str]:
 
 
 def _client(load: Load, figures: Stats) -> Iterator[str]:
-    """Why the load generator, not the server, may have made the latencies."""
+    """Reasons why the latencies may be the load generator's rather than the server's."""
     late_s, lag_s = replay.lateness_s(load), load.client.loop_lag_p99_s
     if late_s > LATE_SHARE * figures.latency_mean_s:
         yield f"1 % of the requests left more than {late_s * 1000:.1f} ms late; try --processes"

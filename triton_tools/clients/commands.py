@@ -182,7 +182,7 @@ def _data(values: dict[str, Any]) -> Path | LengthsPlan:
 
 
 def _load(values: dict[str, Any]) -> int | Pacing:
-    """Users of a closed loop; or when to send, where a flag says that."""
+    """The users of a closed loop, or, if a flag gives it, when to send."""
     users, gaps_s = values["concurrency"], tuple(values["time_bet_reqs"])
     pacing = Pacing.of(values["request_rate"], values["time_delay_dist"], gaps_s)
     if values["request_rate"] is None and not gaps_s:
@@ -193,6 +193,6 @@ def _load(values: dict[str, Any]) -> int | Pacing:
 
 
 def _idle(ctx: click.Context, values: dict[str, Any], load: int | Pacing) -> tuple[str, ...]:
-    """What is to be said of flags that do nothing here."""
+    """Notes on flags that have no effect here."""
     drawn = values["dataset"] is None or (isinstance(load, Pacing) and load.random)
     return () if drawn or not _is_given(ctx, "seed") else (IDLE_SEED,)

@@ -1,4 +1,4 @@
-"""Two models behind one server, run in turn on the same prompts: how much faster the second is, and how surely."""
+"""Two models behind one server, run in turn on the same prompts: how much faster the second is, and how certainly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from triton_tools.clients.stats import Stats, stats
 
 DEFAULT_REQUESTS = 50
 CACHED = (
-    "every run sends the same prompts of the data set: where the server keeps prompts in a cache, all runs but the"
+    "every run sends the same prompts of the data set: if the server keeps prompts in a cache, all runs but the"
     " first find them there; turn the cache off, or give --isl and --osl, which draw new prompts for each pair"
 )
 WARM_UP_PAIR = -1
@@ -39,8 +39,8 @@ SHOWN = ("requests_per_s", "output_tokens_per_s", "latency_mean_s", "latency_p90
 class Wanted:
     """Which two models to compare, and how: `requests` prompts of `data`, `repeats` times each, an odd number plus one.
 
-    `load`: users of a closed loop, or when to send. `servers`: where A and B are. `notes`: what the reader should know
-    of flags that do nothing here.
+    `load`: the users of a closed loop, or when to send. `servers`: where A and B are. `notes`: flags that have no
+    effect here.
     """
 
     servers: tuple[ServerPlan, ServerPlan]
@@ -57,13 +57,13 @@ class Wanted:
 
     @property
     def pairs(self) -> int:
-        """How often both are run: an even number, so that each comes first as often as the other."""
+        """How often both are run: an even number, so that each comes first equally often."""
         return self.repeats + self.repeats % 2
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of it: ``runs[0][i]`` of A and ``runs[1][i]`` of B ran side by side on the same prompts."""
+    """The result: ``runs[0][i]`` of A and ``runs[1][i]`` of B are a pair, on the same prompts."""
 
     models: tuple[str, str]
     runs: tuple[tuple[Stats, ...], tuple[Stats, ...]]
@@ -71,11 +71,11 @@ class Comparison:
 
     @property
     def speed_up(self) -> SpeedUp:
-        """B against A."""
+        """The speed-up of B over A."""
         return speed_up(*self.runs)
 
     def as_json(self) -> dict[str, Any]:
-        """Figures by name with unit, for machines: each run, mean and spread of each model, and the speed-up."""
+        """The figures, by name with unit, for programs: each run, each model's mean and spread, and the speed-up."""
         return {
             "models": [
                 {"model": model, "mean": _of(runs, np.mean), "standard_deviation": _of(runs, _spread)}
@@ -91,7 +91,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of the two models, with the requests of each repeat."""
+    """One of the two models, with its requests for each repeat."""
 
     target: replay.Target
     served: Described
@@ -103,8 +103,8 @@ class _Side:
 def compare(wanted: Wanted, on_share: replay.OnShare) -> Comparison:
     """Warm both models up, then run them in pairs, the order changing from pair to pair: A B, B A, A B, ...
 
-    The number of pairs is even: neither a drift of the machine nor what the first run of a pair leaves in a cache then
-    favours one side. Prompts are new in each pair, those of a data set apart.
+    The number of pairs is even, so that neither a drift of the machine nor what the first run of a pair leaves in a
+    cache favours one side. Each pair has new prompts, unless they come from a data set.
 
     Raises ServerError, PlanError or FileError.
     """
@@ -125,7 +125,7 @@ def compare(wanted: Wanted, on_share: replay.OnShare) -> Comparison:
 
 
 def _order(pairs: int) -> list[tuple[int, int]]:
-    """(pair, side) of each run: sides 0, 1 in even pairs and 1, 0 in odd ones."""
+    """The pair and the side of each run: sides 0, 1 in even pairs and 1, 0 in odd ones."""
     return [(pair, side) for pair in range(pairs) for side in ((0, 1) if pair % 2 == 0 else (1, 0))]
 
 
@@ -141,7 +141,7 @@ def _run(wanted: Wanted, side: _Side, prompts: replay.Prompts, n: int, on_share:
 
 
 def _due_s(pacing: Pacing, n: int, seed: int) -> Seconds:
-    """The same in every run."""
+    """Notes that hold for every run."""
     return pacing.send_times_s(n, np.random.default_rng(seed))
 
 
@@ -160,7 +160,7 @@ def _notes(wanted: Wanted, n: int) -> list[str]:
 
 
 def _prompts(wanted: Wanted, served: Sequence[Described]) -> tuple[Callable[[int], replay.Prompts], int, list[str]]:
-    """The prompts of each pair by its number, how many a run sends, and notes. Both models get the same."""
+    """The prompts of each pair by its number, how many a run sends, and notes. Both models receive the same."""
     notes = [f"{one.contract.model}: {note}" for one in served for note in limits(one.contract)]
     strictest = next((one for one in served if one.contract.takes_token_ids), served[0])
     special = any(one.add_special_tokens for one in served)
@@ -208,12 +208,12 @@ def _of(runs: Sequence[Stats], statistic: Callable[[list[float]], Any]) -> dict[
 
 
 def _spread(values: list[float]) -> float:
-    """Sample standard deviation; of a single run 0, which its reader sees from the number of runs."""
+    """The sample standard deviation; 0 for a single run, which the number of runs beside it makes clear."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def table(comparison: Comparison) -> str:
-    """A row for each model, mean and spread over its runs, and the speed-up below."""
+    """A row for each model, with mean and spread over its runs, and the speed-up below."""
     head = ("Model", "Requests/Sec", "OP tokens/sec", "Avg. latency (ms)", "P90 (ms)", "P99 (ms)", "InFlight")
     rows = [_row(model, runs) for model, runs in zip(comparison.models, comparison.runs, strict=True)]
     gain = comparison.speed_up

@@ -1,4 +1,4 @@
-"""Prompts from a data set, taken as the clients take them: a JSON list of {input, instruction, output}."""
+"""Prompts from a data set, a JSON list of {input, instruction, output}, used as the clients use them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Encode = Callable[[str], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A source of the requests `given`, once each, in their order."""
+    """A source of the requests `given`, once each and in order."""
 
     given: tuple[PromptRequest, ...]
 
@@ -25,17 +25,17 @@ class Given:
         return len(self.given)
 
     def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
-        """Every `shards`-th of those given, from number `shard` on."""
+        """Every `shards`-th of the given requests, from number `shard` on."""
         return iter(self.given[shard::shards])
 
     def repeated(self, n: int) -> Given:
-        """`n` requests: those given, again and again."""
+        """`n` requests: the given ones, repeated."""
         return Given(tuple(islice(cycle(self.given), n)))
 
 
 @dataclass(frozen=True, slots=True)
 class FromDataset:
-    """Requests made from a data set. `left_out` examples were longer than allowed; the rest have `tokens_per_word`."""
+    """Requests from a data set. `left_out` examples were too long; the prompts of the others have `tokens_per_word`."""
 
     prompts: Given
     left_out: int
@@ -50,10 +50,10 @@ def from_dataset(
     max_input_len: int | None = None,
     op_tokens_per_word: float = TOKENS_PER_WORD,
 ) -> FromDataset:
-    """Requests from the data set at `path`, in its order: the `first` of those of `max_input_len` tokens at most.
+    """The `first` requests from the data set at `path`, in its order, with at most `max_input_len` tokens each.
 
-    The output length is that of the example's output: its words times `op_tokens_per_word`, rounded down, at least 1.
-    Without `encode` the input lengths are words. Raises FileError if the data set is wrong or nothing is short enough.
+    The output length is the number of words in the example's output times `op_tokens_per_word`, rounded down, at least
+    1. Without `encode`, input lengths are words. Raises FileError if the data set is faulty or nothing is short enough.
     """
     made = [_request(text, encode, op_tokens_per_word) for text in read_dataset(path)]
     short = [request for request in made if max_input_len is None or request.isl <= max_input_len]

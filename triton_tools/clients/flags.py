@@ -1,4 +1,4 @@
-"""What a command line written for one of the clients asks for: flags are checked, and none is ignored in silence."""
+"""What a command line written for one of the clients asks for; flags are checked, and none is ignored silently."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MODEL_OF = {
 WORKLOADS = ("dataset", "token_norm_dist", "token_from_histogram")
 
 SETTLED = {
-    "verbose": "-v: nothing more to say, what is done is printed anyway",
-    "exclude_input_in_output": "--exclude_input_in_output: always so here, only new tokens count",
-    "decoupled": "--decoupled: the model's own config says whether it streams",
-    "tokenizer_type": "--tokenizer_type: the kind of tokenizer is read from its tokenizer.json",
+    "verbose": "-v: no effect, everything that is done is printed anyway",
+    "exclude_input_in_output": "--exclude_input_in_output: no effect, only new tokens are counted here",
+    "decoupled": "--decoupled: no effect, the model's own config says whether it streams",
+    "tokenizer_type": "--tokenizer_type: no effect, the tokenizer.json says of which type it is",
 }
 REFUSED = {
     "check_perf_json": "compare the rows of --op_stats_csv, or the output of --json, instead",
@@ -40,7 +40,7 @@ REFUSED = {
     "test_llmapi": "name the model with --model_name; its inputs are read from its config",
     "histogram_key": "use token_norm_dist or dataset",
 }
-IDLE_SEED = "--seed: nothing is drawn, neither the prompts nor when they are sent"
+IDLE_SEED = "--seed: no effect, neither the prompts nor the times when they are sent are drawn"
 ONLY_OF = {
     "dataset": ("dataset", "tokenizer_type", "op_tokens_per_word"),
     "token_norm_dist": ("input_mean", "input_stdev", "output_mean", "output_stdev", "vocab_size"),
@@ -51,8 +51,8 @@ ONLY_OF = {
 class Asked:
     """One run that a client was asked for. `data` is a data set, or the lengths of random prompts.
 
-    `requests` None: the whole data set. `connections` bound a burst over HTTP. `notes`: what the reader should know of
-    flags that do nothing here.
+    `requests` is None for the whole data set. `connections` limit how many requests of a burst are in flight over HTTP.
+    `notes`: flags that have no effect here.
     """
 
     script: str
@@ -73,9 +73,9 @@ class Asked:
 
 
 def asked(words: Sequence[str], values: Mapping[str, Any], given: Collection[str]) -> Asked:
-    """The run that `words` (client and workload, each may be left out) and the flags' `values` ask for.
+    """The run that `words` (client and workload; either may be left out) and the flags' `values` ask for.
 
-    `given` names the flags that stood on the command line. Raises PlanError, one line, for flags that contradict each
+    `given` names the flags on the command line. Raises PlanError, one line, for flags that contradict each
     other, do not belong to the workload, or cannot be served.
     """
     script, workload = _words(words, values)
@@ -102,7 +102,7 @@ def asked(words: Sequence[str], values: Mapping[str, Any], given: Collection[str
 
 
 def server_plan(url: str | None, protocol: Protocol, model: str, timeout_s: float | None = None) -> ServerPlan:
-    """The server at `url` (host:port; None: the protocol's usual port here). Raises PlanError for a wrong address."""
+    """The server at `url`, host:port (None: the protocol's usual port here). Raises PlanError for a wrong address."""
     place = url or f"localhost:{PORTS[protocol]}"
     try:
         server = ServerPlan(url=place, protocol=protocol, model=model)
@@ -114,7 +114,7 @@ def server_plan(url: str | None, protocol: Protocol, model: str, timeout_s: floa
 
 
 def _words(words: Sequence[str], values: Mapping[str, Any]) -> tuple[str, str]:
-    """Client and workload; a path and ``.py`` around the client's name do not matter."""
+    """The client and the workload; a path before the client's name and ``.py`` after it are ignored."""
     scripts: list[str] = []
     workloads: list[str] = []
     for word in words:
@@ -126,7 +126,9 @@ def _words(words: Sequence[str], values: Mapping[str, Any]) -> tuple[str, str]:
     if len(scripts) > 1 or len(workloads) > 1:
         raise PlanError(f"{' '.join(words)}: name one client and one workload at most")
     if workloads == ["token_from_histogram"]:
-        raise PlanError("token_from_histogram knows one example only and is not served: use token_norm_dist or dataset")
+        raise PlanError(
+            "token_from_histogram has a single example and is not supported: use token_norm_dist or dataset"
+        )
     script = scripts[0] if scripts else "benchmark_core_model" if workloads else "identity_test"
     if workloads and script != "benchmark_core_model":
         raise PlanError(f"{script} takes no {workloads[0]}: its prompts come from --dataset")
@@ -138,7 +140,7 @@ def _words(words: Sequence[str], values: Mapping[str, Any]) -> tuple[str, str]:
 def _check_flags(workload: str, given: Collection[str]) -> None:
     for name in given:
         if name in REFUSED:
-            raise PlanError(f"--{name} is not served here: {REFUSED[name]}")
+            raise PlanError(f"--{name} is not supported here: {REFUSED[name]}")
         for owner, names in ONLY_OF.items():
             if owner != workload and name in names:
                 raise PlanError(f"--{name} belongs to {owner}, this is {workload}")
@@ -148,7 +150,7 @@ def _model(script: str, values: Mapping[str, Any]) -> str:
     models = values["model_name"]
     if len(models) > 1:
         raise PlanError(
-            f"--model_name {' '.join(models)}: one model a run; for two see `python -m calibration compare`"
+            f"--model_name {' '.join(models)}: one model per run; for two, see `python -m calibration compare`"
         )
     return str(models[0]) if models else MODEL_OF[script]
 
@@ -170,21 +172,23 @@ def _lengths(values: Mapping[str, Any]) -> NormalLengths:
 def _notes(script: str, given: Collection[str]) -> list[str]:
     notes = [text for name, text in SETTLED.items() if name in given]
     if script == "end_to_end_test":
-        notes.append("end_to_end_test: its comparison of the ensemble with its parts is not run, only its benchmark")
+        notes.append("end_to_end_test: only its benchmark is run, not its comparison of the ensemble with its parts")
     if "stream_timeout" in given:
-        notes.append("--stream_timeout: holds for each request, not for the whole stream")
+        notes.append("--stream_timeout: applies to each request, not to the whole stream")
     return notes
 
 
 def _idle(workload: str, server: ServerPlan, pacing: Pacing, given: Collection[str]) -> list[str]:
-    """What is to be said of flags in `given` that do nothing in a run like this one."""
+    """Notes on the flags in `given` that have no effect in such a run."""
     idle = []
     if "concurrency" in given and server.protocol == "grpc":
-        idle.append("-c: no limit over gRPC, requests are sent when due however many are unanswered")
+        idle.append("-c: not a limit over gRPC, where requests are sent when due, however many are unanswered")
     elif "concurrency" in given and not pacing.at_once:
-        idle.append("-c: limits only what is sent all at once; at a rate or with gaps, connections open as needed")
+        idle.append(
+            "-c: limits only requests that are sent all at once; at a rate or with gaps, connections open as needed"
+        )
     if "seed" in given and workload == "dataset" and not pacing.random:
         idle.append(IDLE_SEED)
     if {"vocab_size", "tokenizer_dir"} <= set(given):
-        idle.append("--tokenizer_dir: not read, --vocab_size says how many token ids there are")
+        idle.append("--tokenizer_dir: not read, because --vocab_size says how many token ids there are")
     return idle

@@ -39,8 +39,8 @@ class Finite(click.ParamType[float]):
 
 
 class EitherSpelling(click.Command):
-    """Long flags may be written with ``_`` or ``-``; ``--time_bet_reqs`` takes all the numbers that follow it. Errors
-    name flags, not the keys of a plan, which these commands have none of."""
+    """Long flags may be written with ``_`` or ``-``, and ``--time_bet_reqs`` takes all numbers that follow it. Errors
+    name flags instead of the keys of a plan, because these commands have no plan."""
 
     def __init__(self, *args: Any, **extra: Any) -> None:
         extra["context_settings"] = {"token_normalize_func": hyphenated}
@@ -57,16 +57,16 @@ class EitherSpelling(click.Command):
 
 
 FLAGS = {"server.url": "-u", "server.model": "the name of the model", "tokenizer": "--tokenizer_dir"}
-"""Keys of a plan, and the flags that say the same."""
+"""Keys of a plan, and the flags with the same meaning."""
 
 
 def hyphenated(token: str) -> str:
-    """The spelling under which flags are compared."""
+    """The spelling in which flags are compared."""
     return token.replace("_", "-")
 
 
 def spread(args: list[str]) -> list[str]:
-    """``--time_bet_reqs 0.1 0.2`` as the flag once for each number, which is what click understands.
+    """The words with ``--time_bet_reqs 0.1 0.2`` as one flag per number, which click understands.
 
     >>> spread(["--time_bet_reqs", "0.1", "0.2", "-v"])
     ['--time_bet_reqs', '0.1', '--time_bet_reqs', '0.2', '-v']
@@ -91,7 +91,7 @@ def _is_number(text: str) -> bool:
 
 
 def stacked(*options: Wrap) -> Wrap:
-    """One decorator of several, the first on top in --help."""
+    """One decorator made of several, the first of which is on top in --help."""
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -127,7 +127,7 @@ where = stacked(
 
 
 def how_many(default: str) -> Wrap:
-    """The number of requests; `default` is what --help says of it."""
+    """The option for the number of requests; `default` is the default in words, for --help."""
     return click.option(
         "--num-requests", type=click.IntRange(1, MOST_REQUESTS), help=f"Requests of each run; default: {default}."
     )
@@ -139,7 +139,7 @@ how_to_send = stacked(
     click.option(
         "--time-delay-dist",
         type=click.Choice(["exponential_dist", "constant"]),
-        metavar="[exponential_dist|constant]",  # click would print it with the hyphens that it compares by
+        metavar="[exponential_dist|constant]",  # click would print it in the spelling with hyphens
         help="Law of the gaps between requests at --request-rate.  [default: exponential_dist]",
     ),
     click.option(

@@ -1,4 +1,4 @@
-"""When the clients send: at a rate with exponential or equal gaps, at given gaps in turn, or all at once."""
+"""When the clients send: at a rate with exponential or equal gaps, with given gaps in turn, or all at once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ OFFLINE = -1.0
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """Gaps before each request: of mean ``1 / rate_per_s``, or `gaps_s` in turn where given.
+    """The gaps before requests: with the mean ``1 / rate_per_s`` or, if given, `gaps_s` in turn.
 
-    A rate of -1 sends everything at once. Raises PlanError for a rate or a gap that cannot be.
+    A rate of -1 sends everything at once. Raises PlanError for an impossible rate or gap.
     """
 
     rate_per_s: float = OFFLINE
@@ -36,7 +36,7 @@ class Pacing:
 
     @classmethod
     def of(cls, rate_per_s: float | None, dist: DelayDist | None, gaps_s: tuple[float, ...] = ()) -> Pacing:
-        """What the flags say, None for those not given. Raises PlanError if they contradict each other."""
+        """The pacing by the flags, each None if not given. Raises PlanError if they contradict each other."""
         if dist is not None and rate_per_s in (None, OFFLINE):
             raise PlanError(f"--time_delay_dist {dist}: it shapes the gaps of a --request_rate, and none is given")
         if gaps_s and rate_per_s == OFFLINE:
@@ -45,16 +45,16 @@ class Pacing:
 
     @property
     def at_once(self) -> bool:
-        """True if nothing waits for anything."""
+        """Whether everything is sent at once, without gaps."""
         return self.rate_per_s == OFFLINE and not any(self.gaps_s)
 
     @property
     def random(self) -> bool:
-        """True if gaps are drawn."""
+        """Whether gaps are drawn at random."""
         return self.rate_per_s != OFFLINE and self.dist == "exponential_dist"
 
     def send_times_s(self, n: int, rng: np.random.Generator) -> Seconds:
-        """Seconds from the start at which `n` requests are due, shape (n,): there is a gap before the first, too."""
+        """When `n` requests are due, in seconds from the start, shape (n,); there is a gap before the first one too."""
         return np.cumsum(self._gaps(n, rng))
 
     def _gaps(self, n: int, rng: np.random.Generator) -> Seconds:

@@ -15,11 +15,11 @@ from calibration.records import RequestLog
 from triton_tools.clients.stats import Stats
 
 LONGEST_HEAD = 10_000
-PERFETTO_FILE = "prfetto_dump.json"  # the clients' spelling: whoever looks for the file looks for this name
+PERFETTO_FILE = "prfetto_dump.json"  # spelt as by the clients: whoever looks for the file looks for this name
 DEFINITIONS = (
-    "these are the clients' definitions: all requests count, ramp-up and drain included, latency runs from the actual"
-    " sending to the end of the answer, P90 and P99 are nearest rank; points of `python -m calibration run` cut ramp"
-    " and drain and time open-loop requests from when they were due"
+    "these are the clients' definitions: all requests count, ramp-up and drain included, latency is counted from the"
+    " actual sending to the end of the answer, P90 and P99 are nearest-rank; points of `python -m calibration run`"
+    " leave out ramp-up and drain, and count latencies of open loops from when requests were due"
 )
 
 
@@ -64,7 +64,7 @@ def boxed(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def csv_row(stats: Stats) -> dict[str, float]:
-    """The line of `--op_stats_csv`: names, order and units as the clients have them, unrounded."""
+    """The row of `--op_stats_csv`, with the clients' names, order and units, unrounded."""
     row = {_CSV_NAMES.get(name, name): value for name, value in summary_rows(stats)}
     return row | {"Total requests": stats.requests}
 
@@ -86,7 +86,7 @@ def append_csv(path: Path, stats: Stats) -> None:
 
 
 def check_csv(path: Path) -> None:
-    """Raises FileError, before anything is run, if no row can be added to `path` or it is a file of another kind."""
+    """Raises FileError before anything is run, if no row can be added to `path` or it is a file of another kind."""
     check_writable(path)
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -113,7 +113,7 @@ _CSV_HEAD = list(csv_row(Stats(*(0.0,) * 9, requests=0)))
 
 
 def write_perfetto(path: Path, log: RequestLog) -> None:
-    """Each answered request as a bar on a time line, in the JSON trace format that ui.perfetto.dev opens.
+    """Write each answered request as a bar on a time line, in the JSON trace format that ui.perfetto.dev opens.
 
     Raises FileError if it cannot be written.
     """

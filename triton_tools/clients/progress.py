@@ -13,7 +13,7 @@ PATIENCE_S = 2.0
 
 
 class LateBar:
-    """A bar on `console` that appears after two seconds. Use as ``with``; call it with the share done (0..1)."""
+    """A bar on `console` that appears after two seconds. A context manager; call it with the fraction done, 0 to 1."""
 
     def __init__(self, console: Console, description: str) -> None:
         self._progress = drawn_bar(console)

@@ -24,7 +24,7 @@ def dataset_prompts(
     max_input_len: int | None = None,
     op_tokens_per_word: float = TOKENS_PER_WORD,
 ) -> tuple[FromDataset, list[str]]:
-    """The prompts of a data set for the model `served`, and what the reader should know of them.
+    """The prompts of a data set for the model `served`, and what the reader should know about them.
 
     `special`: special tokens are added to the ids. Raises PlanError if the model takes token ids and no tokenizer is
     known, FileError if the data set or the tokenizer is wrong.
@@ -57,7 +57,7 @@ def norm_dist_prompts(
     tokenizer_dir: Path | None,
     seed: int,
 ) -> tuple[RandomPrompts, list[str]]:
-    """Random prompts for the model `served`, and what the reader should know of them.
+    """Random prompts for the model `served`, and what the reader should know about them.
 
     Raises PlanError if the model takes text, FileError if the tokenizer is wrong.
     """
@@ -73,7 +73,7 @@ def norm_dist_prompts(
 
 
 def _vocabulary(given: int | None, place: Path | None) -> tuple[int, list[str]]:
-    """The clients draw ids from all of 31 bits; an engine that looks them up needs those that it has."""
+    """How many token ids to draw from: the clients draw 31 bits, but an engine that looks ids up must have them."""
     if given is not None:
         return given, []
     if place is not None:

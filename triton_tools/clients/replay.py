@@ -1,4 +1,4 @@
-"""Sends prompts through the project's own drivers as the clients do: a warm-up, requests when due, a closed loop."""
+"""Send prompts through the project's own drivers as the clients do: a warm-up, requests when due, a closed loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sizing.workload import Seconds
 
 WARM_UPS = 10
 WARM_UP_OSL = 100
-HTTP_CONNECTIONS = 128  # the clients' -c, which they heed over HTTP only
+HTTP_CONNECTIONS = 128  # the clients' -c, which they obey over HTTP only
 OnShare = Callable[[float], None]
 
 
@@ -29,14 +29,14 @@ def unwatched(share: float) -> None:
 
 
 class Prompts(Protocol):
-    """What a driver wants of prompts: those of its shard, every `shards`-th from number `shard` on."""
+    """What a driver needs: the prompts of its shard, every `shards`-th from number `shard` on."""
 
     def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first `n` requests of `source`; fewer if it has fewer."""
+    """The first `n` requests of `source`, or all if it has fewer."""
 
     source: Prompts
     n: int
@@ -58,7 +58,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One model of a server, and the processes that load it."""
+    """One model of a server, and the processes that put load on it."""
 
     server: ServerPlan
     contract: Contract
@@ -66,9 +66,9 @@ class Target:
 
 
 def warm_up(target: Target, prompts: Prompts) -> list[str]:
-    """Ten requests of the first prompt and 100 output tokens, one after another, as the clients do before they measure.
+    """Send ten requests of the first prompt with 100 output tokens, one by one, as the clients do before they measure.
 
-    Returns what is to be said where they failed. Raises ServerError if the server is gone.
+    Returns notes on those that failed. Raises ServerError if the server is gone.
     """
     first = next(prompts.requests())
     log = keep_in_flight(target, Again(replace(first, osl=WARM_UP_OSL), WARM_UPS), 1, WARM_UPS).log
@@ -86,15 +86,15 @@ def send_when_due(
     *,
     connections: int = HTTP_CONNECTIONS,
 ) -> Load:
-    """The i-th prompt is sent ``due_s[i]`` seconds after the start, whether or not answers have come (open loop).
+    """Send the i-th prompt ``due_s[i]`` seconds after the start, whether or not answers have come (open loop).
 
-    Over HTTP prompts that are all due at once go over `connections`, as the clients' do: the rest are due as soon as
+    As in the clients, prompts that are all due at once share `connections` over HTTP: the others are sent as soon as
     one is free. Raises ServerError if the server is gone.
     """
     n = len(due_s)
     if due_s[-1] > due_s[0]:
         return _drive(target, First(prompts, n), n, on_share, arrivals_s=due_s)
-    # all at once: as many users as may be in flight, since an open loop has no rate then and no window
+    # all at once: as many users as may be in flight, because such an open loop has neither a rate nor a window
     users = n if target.server.protocol == "grpc" else min(n, connections)
     load = keep_in_flight(target, prompts, users, n, on_share)
     due_at_s = load.log.sent_s.copy()
@@ -103,14 +103,14 @@ def send_when_due(
 
 
 def burst_notes(server: ServerPlan, due_s: Seconds, connections: int) -> list[str]:
-    """What is to be said where connections, not the server, bound how many of a burst are in flight."""
+    """A note if connections, not the server, limited how many requests of a burst were in flight."""
     if server.protocol == "grpc" or due_s[-1] > due_s[0] or len(due_s) <= connections:
         return []
     return [f"over HTTP at most {connections} of {len(due_s)} requests were in flight: the clients' -c"]
 
 
 def keep_in_flight(target: Target, prompts: Prompts, users: int, n: int, on_share: OnShare = unwatched) -> Load:
-    """`users` requests are in flight until `n` prompts are sent (closed loop); the last ones are waited for.
+    """Keep `users` requests in flight until `n` prompts have been sent (closed loop), and wait for the last answers.
 
     Raises ServerError if the server is gone.
     """
@@ -129,7 +129,7 @@ def _drive(
     job = Job(
         server=target.server,
         contract=target.contract,
-        source=cast(RequestSource, prompts),  # a driver asks its source for nothing but `requests`
+        source=cast(RequestSource, prompts),  # a driver calls nothing but `requests` of its source
         users=users,
         arrivals_s=arrivals_s,
         warm_up=0,
@@ -140,10 +140,10 @@ def _drive(
 
 
 def wall_s(load: Load, due_s: Seconds) -> float:
-    """Seconds from the start of the sending, gap before the first request included, to the end of the last answer."""
+    """Seconds from the start, before the gap of the first request, to the end of the last answer."""
     return float(load.log.end_s.max() - load.log.intended_s.min() + due_s[0])
 
 
 def lateness_s(load: Load) -> float:
-    """How late requests left this client: the 99th percentile."""
+    """The 99th percentile of how late requests left this client, in seconds."""
     return float(np.percentile(load.log.sent_s - load.log.intended_s, 99))

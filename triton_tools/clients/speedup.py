@@ -1,4 +1,4 @@
-"""How much faster one model is than another, from repeated runs of both, and how sure that is."""
+"""How much faster one model is than another, from repeated runs of both, and how certain that is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIDENCE = 0.95
 class Ratio:
     """How many times better B is than A: the geometric mean over pairs of runs, and its 95 % interval.
 
-    The interval is None where a single pair leaves it unknown.
+    The interval is unknown, None, for a single pair.
     """
 
     mean: float
@@ -27,21 +27,22 @@ class Ratio:
 
     @property
     def sure(self) -> bool | None:
-        """True if the interval leaves out 1, that is no difference; None if there is no interval."""
+        """Whether the interval excludes 1, which is no difference; None if there is no interval."""
         return None if self.low is None or self.high is None else not self.low <= 1 <= self.high
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
-            return f"{self.mean:.2f}x (one pair of runs: not known how sure)"
-        doubt = "" if self.sure else "; 1 is in it: no difference shown"
+            return f"{self.mean:.2f}x (a single pair of runs: interval not known)"
+        doubt = "" if self.sure else "; it includes 1: no difference shown"
         return f"{self.mean:.2f}x (95 % interval {self.low:.2f} to {self.high:.2f}{doubt})"
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """``above / below`` pair by pair. The interval is Student's on the logarithms of the pairs' ratios.
 
-    Pairs, not means of each side, are compared: what slows the machine down for a while slows both runs of a pair.
-    Both sequences hold positive numbers and are equally long.
+    Pairs are compared rather than the means of each side, because what slows the machine down for a while slows both
+    runs of a pair.
+    Both sequences hold positive numbers and have the same length.
 
     >>> ratio([30.0], [10.0])
     Ratio(mean=3.0, low=None, high=None)
@@ -55,13 +56,13 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
 
 
 def _rounded(log: float) -> float:
-    """exp(log) without the last digits that logarithms leave wrong."""
+    """exp(log), rounded to the digits that logarithms leave right."""
     return float(f"{math.exp(log):.12g}")
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """B against A: above 1, B answers more requests/s, gives more tokens/s, or has the shorter mean latency."""
+    """B compared with A: above 1, B answers more requests/s, gives more tokens/s, or has the shorter mean latency."""
 
     requests_per_s: Ratio
     output_tokens_per_s: Ratio
@@ -69,7 +70,7 @@ class SpeedUp:
 
 
 def speed_up(a: Sequence[Stats], b: Sequence[Stats]) -> SpeedUp:
-    """B's runs against A's, where ``a[i]`` and ``b[i]`` ran side by side on the same prompts."""
+    """B's runs compared with A's, where ``a[i]`` and ``b[i]`` are a pair, on the same prompts."""
     return SpeedUp(
         requests_per_s=ratio([run.requests_per_s for run in b], [run.requests_per_s for run in a]),
         output_tokens_per_s=ratio([run.output_tokens_per_s for run in b], [run.output_tokens_per_s for run in a]),

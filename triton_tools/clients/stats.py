@@ -1,7 +1,7 @@
 """The figures that `benchmark_core_model` and `identity_test` print, by their definitions, from the log of requests.
 
-They differ from this project's own in what they cover: every request counts, from the first sending to the end of the
-last answer, so that filling up and draining the server are in them; `calibration.metrics.measurement` cuts them off.
+They cover more than this project's own: every request counts, from the first sending to the end of the last answer, so
+they include ramp-up and drain, which `calibration.metrics.measurement` leaves out.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ INTERVALS_PER_REQUEST = 10
 class Stats:
     """One run in the clients' terms: N requests answered within `duration_s`.
 
-    `duration_s` runs from the first sending to the end of the last answer. A latency runs from the sending of a request
-    to the end of its answer. `latency_p99_s` and `latency_p90_s` are latencies that occurred (nearest rank).
+    `duration_s` is counted from the first sending to the end of the last answer, a latency from the sending of a
+    request to the end of its answer. `latency_p99_s` and `latency_p90_s` are latencies that occurred (nearest rank).
     """
 
     requests_per_s: float
@@ -47,13 +47,13 @@ class Stats:
 def stats(log: RequestLog, *, tokens_counted: bool = True) -> Stats:
     """The figures of the requests in `log` that were answered, with however many tokens: the clients check no lengths.
 
-    Where the model reports no token counts, `tokens_counted` is False and the output tokens are those asked for. Raises
+    If the model reports no token counts, `tokens_counted` is False and the requested output tokens are used. Raises
     ServerError, with the first failure, if nothing was answered.
     """
     answered = log.where(window.answered(log))
     if not len(answered):
         first = next((error for error in log.error if error), "no request was sent")
-        raise ServerError(f"not one request was answered, the first failed with: {first}")
+        raise ServerError(f"no request was answered; the first failed with: {first}")
     latency_s = np.round(answered.end_s - answered.sent_s, 6)  # the clients round to a thousandth of a millisecond
     duration_s = float(answered.end_s.max() - answered.sent_s.min())
     osl = answered.tokens if tokens_counted else answered.osl
@@ -82,10 +82,10 @@ def nearest_rank(values: Floats, percent: int) -> float:
 
 
 def in_flight_mean(latency_s: Floats, duration_s: float) -> float:
-    """Requests in flight, averaged as the clients do: the run is cut into about ten intervals a request.
+    """Mean requests in flight as the clients compute it: the run is cut into about ten intervals per request.
 
-    A request counts once in each interval from the one in which it was sent, for as many whole or begun widths as its
-    latency has. By rounding up that is Little's `sum(latency_s) / duration_s` and about 0.05 more.
+    Beginning with the interval in which it was sent, a request counts once in as many intervals as its latency fills
+    wholly or in part. Rounding up makes that about 0.05 more than Little's `sum(latency_s) / duration_s`.
     """
     n = len(latency_s)
     intervals = max(1, int(duration_s / (duration_s / n / INTERVALS_PER_REQUEST)))

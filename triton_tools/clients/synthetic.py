@@ -14,7 +14,7 @@ from calibration.requests.source import PromptRequest
 
 @dataclass(frozen=True, slots=True)
 class NormalLengths:
-    """Mean and standard deviation, in tokens, of prompts and of answers; a deviation of 0 makes all the same."""
+    """Mean and standard deviation, in tokens, of prompts and answers; a deviation of 0 makes all lengths equal."""
 
     input_mean: float
     input_stdev: float
@@ -24,7 +24,7 @@ class NormalLengths:
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Input and output tokens of `n` requests, two arrays of shape (n,).
 
-        Draws are rounded up and at least 1, as the clients do it: a mean comes out higher by half a token.
+        As in the clients, draws are rounded up and at least 1, so the mean comes out half a token higher.
         """
         return _tokens(self.input_mean, self.input_stdev, n, rng), _tokens(self.output_mean, self.output_stdev, n, rng)
 
@@ -35,9 +35,9 @@ def _tokens(mean: float, stdev: float, n: int, rng: np.random.Generator) -> Ints
 
 @dataclass(frozen=True, slots=True)
 class RandomPrompts:
-    """A source of prompts of random ids below `vocabulary`, of the lengths `isl` and `osl`, shape (n,) each.
+    """A source of prompts of random ids below `vocabulary`, with the lengths `isl` and `osl`, each of shape (n,).
 
-    The ids of a prompt follow from `seed` and its number alone, however the requests are divided over processes.
+    The ids of a prompt depend only on `seed` and its number, however the requests are divided over processes.
     """
 
     isl: tuple[int, ...]
@@ -49,7 +49,7 @@ class RandomPrompts:
         return len(self.isl)
 
     def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
-        """Every `shards`-th of them, from number `shard` on."""
+        """Every `shards`-th request, from number `shard` on."""
         for number in range(shard, len(self), shards):
             ids = np.random.default_rng([self.seed, number]).integers(self.vocabulary, size=self.isl[number])
             yield PromptRequest("", self.isl[number], self.osl[number], tuple(ids.tolist()))
@@ -58,7 +58,7 @@ class RandomPrompts:
 def random_prompts(
     lengths: NormalLengths, n: int, *, vocabulary: int, max_input_len: int | None = None, seed: int = 0
 ) -> RandomPrompts:
-    """`n` prompts drawn by `seed`, of which those longer than `max_input_len` are left out.
+    """`n` prompts drawn with `seed`, without those longer than `max_input_len`.
 
     Raises PlanError if none is left.
     """

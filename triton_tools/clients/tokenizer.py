@@ -12,7 +12,7 @@ from calibration.errors import FileError
 class PromptTokenizer:
     """The tokenizer.json at `place`, or in the folder `place`. Raises FileError if there is none that can be used.
 
-    `add_special_tokens` is on by default, as the clients' own tokenizers have it when they encode a prompt.
+    `add_special_tokens` is on by default, as it is in the clients when they encode a prompt.
     """
 
     def __init__(self, place: Path, *, add_special_tokens: bool = True) -> None:

@@ -167,8 +167,8 @@ def test_the_trace_lies_in_the_folder(server: FakeServer, folder: Path) -> None:
     ("flag", "said"),
     [
         ("-v", "-v"),
-        ("-i grpc -c 32", "no limit over gRPC"),
-        ("-c 32 --request_rate 5", "only what is sent all at once"),
+        ("-i grpc -c 32", "not a limit over gRPC"),
+        ("-c 32 --request_rate 5", "only requests that are sent all at once"),
         ("--seed 3", "--seed"),
         ("--seed 3 --request_rate 5 --time_delay_dist constant", "--seed"),
         ("--exclude_input_in_output", "only new tokens"),

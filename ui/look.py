@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 import pyarrow as pa
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from sizing.plans import Basis
 from ui.charts.base import CONFIG, DARK, LIGHT, Chart, Ink
@@ -39,13 +42,23 @@ def data_behind(table: pd.DataFrame | pa.Table, alt: str) -> None:
         st.dataframe(table, hide_index=True, alt=alt)
 
 
-def basis_line(basis: Basis, words: str, why: str = "") -> st.delta_generator.DeltaGenerator:
+def basis_line(basis: Basis, words: str, why: str = "") -> DeltaGenerator:
     """The badge of a basis, `why` in its help, and `words` beside it; the row, for what else is to stand in it."""
     icon, colour = BASIS_LOOK[basis]
     row = st.container(horizontal=True, vertical_alignment="center", gap="small")
     row.badge(basis.capitalize(), icon=icon, color=colour, help=f"{BASIS_HELP[basis]} {plain(why)}".rstrip())
     row.caption(plain(words), width="content")
     return row
+
+
+def rows_of_cards(count: int) -> DeltaGenerator:
+    """A grid for `count` cards, in rows of equal length or nearly so; on a phone two beside each other."""
+    rows = math.ceil(count / MOST_IN_ROW)
+    return st.grid(math.ceil(count / rows), min_column_width=150)
+
+
+MOST_IN_ROW = 5
+"""Cards beside each other at a desk: of more their words are cut."""
 
 
 def card(label: str, value: str, below: str, help_: str) -> None:

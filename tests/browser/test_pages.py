@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect
 
 from tests.browser.pages import THEMES, Theme, pages, wait_until_drawn
 from tests.browser.served import ROOT
@@ -47,6 +47,10 @@ AROUND_FOCUS = """() => {
     return {x, y, width: Math.max(8, box.width + 12), height: Math.max(8, box.height + 12)};
 }"""
 GRAVE = ("serious", "critical")
+CUT = """() => [...document.querySelectorAll('[data-testid=stMetric] *, [data-testid=stMain] .dvn-scroller')]
+    .filter(one => getComputedStyle(one).overflowX !== 'visible' && one.scrollWidth > one.clientWidth + 1)
+    .map(one => one.innerText || 'a table')"""
+"""Cards whose words are cut, and tables that are wider than the page."""
 
 
 # --- One visit per theme, from page to page
@@ -134,6 +138,11 @@ def test_page_and_charts_have_the_colours_of_the_theme(drawn: Drawn) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light"], indirect=True, scope="package")
+def test_no_card_and_no_table_is_cut_at_a_desk(drawn: Drawn) -> None:
+    assert drawn.page.evaluate(CUT) == []
+
+
+@pytest.mark.parametrize("theme", ["light"], indirect=True, scope="package")
 def test_no_page_scrolls_sideways_on_a_phone(drawn: Drawn) -> None:
     drawn.page.set_viewport_size(PHONE)
     rested(drawn.page)
@@ -161,6 +170,19 @@ def test_a_phone_opens_on_the_answer_with_the_form_folded_away(browser: Browser,
         expect(page.locator(".js-plotly-plot .main-svg").first).to_be_visible()
         fits_sideways(page)
         assert grave(page) == []
+
+
+@pytest.mark.parametrize(("screen", "columns"), [(DESK, 3), (PHONE, 2)], ids=["desk", "phone"])
+def test_six_cards_stand_in_even_rows_with_all_their_words(
+    browser: Browser, planner: str, screen: ViewportSize, columns: int
+) -> None:
+    with visitor(browser, planner, viewport=screen) as page:
+        main = opened(page, url_of(planner, ttft="p95:1s", itl="p95:0.03s", e2e="p95:20s", goodput="99%"))
+        wait_until_drawn(page)
+        assert "99 % goodput" in text_of(main)
+        tops = main.get_by_test_id("stMetric").evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
+        assert [tops.count(top) for top in tops] == [columns] * 6
+        assert set(page.evaluate(CUT)) <= {"a table"}
 
 
 def test_a_harmful_name_is_text_on_every_page(desk: Page, planner: str) -> None:

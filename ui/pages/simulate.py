@@ -15,7 +15,7 @@ from ui import answers
 from ui.charts.latency import time_unit
 from ui.computing import Outcome
 from ui.link import PREFIX
-from ui.look import basis_line, card
+from ui.look import basis_line, card, rows_of_cards
 from ui.scenario import Scenario
 from ui.views import inside
 from ui.views.inside import UNLIMITED_KV_TOKENS, RunSetup, SeenRun
@@ -134,8 +134,9 @@ def _provenance(seen: SeenRun) -> str:
 
 def _cards(seen: SeenRun) -> None:
     result = seen.result
-    with st.grid("auto", min_column_width=150):
-        for limit, share, allowed in exceedances(result, seen.plan.question.sla):
+    limited = exceedances(result, seen.plan.question.sla)
+    with rows_of_cards(len(limited) + 3 + bool(result.watched.pauses)):
+        for limit, share, allowed in limited:
             _limit_card(result, limit, share, allowed)
         in_flight = significant(result.mean_in_flight / seen.run.replicas)
         card("In flight", in_flight, "running and waiting", IN_FLIGHT_HELP)

@@ -29,7 +29,7 @@ from sizing.workload import Lengths, Limit, Sla
 from ui import answers, look
 from ui.answers import fits_elsewhere, room_share, ways_out, what_fits
 from ui.charts.latency import latency_against_load
-from ui.look import card, data_behind, ink, show
+from ui.look import card, data_behind, ink, rows_of_cards, show
 from ui.scenario import Scenario
 from ui.values import allow_any, use_candidate, use_limits
 from ui.visit import visit
@@ -93,14 +93,13 @@ def basis_line(basis: Basis, words: str, why_wide: str = "") -> None:
             link_to_calibrate()
 
 
-def limit_cards(predicted: Prediction, sla: Sla, binding: Limit | None, when: str = "at the planned load") -> None:
+def limit_cards(predicted: Prediction, sla: Sla, when: str = "at the planned load") -> None:
     """One card for each limit: what is predicted, and how far it is from the limit."""
     for limit in sla.limits:
         value_s = predicted.value_s(limit)
         kept = value_s <= limit.limit_s
-        binds = " (binds)" if limit == binding else ""
         st.metric(
-            f"{limit_name(limit)}{binds}",
+            limit_name(limit),
             predicted.said(limit),
             room(value_s, limit),
             delta_color="green" if kept else "red",
@@ -234,7 +233,7 @@ def tell_change_since_link(gpus: int | None, scenario: Scenario) -> None:
 def cards(plan: Plan, when: str = "at the planned load") -> None:
     """GPUs, requests/s of each, and what is predicted `when` for each limit."""
     fleet, price = plan.answer, plan.question.price_per_gpu_hour
-    with st.grid(2 + len(plan.question.sla.limits), min_column_width=150):
+    with rows_of_cards(2 + len(plan.question.sla.limits)):
         cost = f", {significant(price * fleet.gpus)} per hour" if price is not None else ""
         energy = answer.energy_line(plan)
         gpus_help = f"{GPUS_HELP} {energy}." if energy else GPUS_HELP
@@ -242,7 +241,7 @@ def cards(plan: Plan, when: str = "at the planned load") -> None:
         owned = significant(plan.question.workload.rate_per_s / fleet.gpus)
         each = f"{significant(fleet.requests_per_s_per_replica)} per replica"
         card("Requests/s per GPU", significant(fleet.requests_per_s_per_gpu), each, PER_GPU_HELP.format(owned))
-        limit_cards(fleet.predicted, plan.question.sla, fleet.binding, when)
+        limit_cards(fleet.predicted, plan.question.sla, when)
 
 
 def remarks(plan: Plan, traced: TracePlan | None = None) -> None:

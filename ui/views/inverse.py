@@ -12,7 +12,7 @@ from sizing.numbers import percent, significant
 from sizing.plans import Rejection
 from sizing.text import WIDE, against, existing_band, existing_sentence
 from ui import answers
-from ui.look import card
+from ui.look import card, rows_of_cards
 from ui.scenario import FLEET, Scenario
 from ui.views.answer import (
     ROW_PX,
@@ -54,12 +54,12 @@ def show_carried(fleets: Sequence[Existing], rejected: Sequence[Rejection], scen
         st.markdown(plain(working(best, question.headroom)))
         checked = "checked by simulation" if best.predicted.method == "simulation" else "by formula"
         basis_line(best.basis, f"{existing_band(best)} · {best.candidate.source} · {checked}", why_wide(best))
-    with st.grid(2 + len(question.sla.limits), min_column_width=150):
+    with rows_of_cards(2 + len(question.sla.limits)):
         total = significant(best.rate_per_s)
         card("Requests/s", total, f"SLA fails at {significant(best.limit_per_s)}", RATE_HELP.format(total))
         each = f"{significant(best.rate_per_s / best.working)} per replica"
         card("Requests/s per GPU", significant(best.requests_per_s_per_gpu), each, "Over the GPUs that carry load.")
-        limit_cards(best.predicted, question.sla, best.limit)
+        limit_cards(best.predicted, question.sla)
     st.markdown(f"**Bound by** {plain(bound(best))}.")
     measure = to_measure(best.candidate, scenario.lengths, best.in_flight, answers.measured_points().points)
     warnings(best.basis, best.warnings, measure)

@@ -24,7 +24,7 @@ from sizing.workload import PERCENTILES, Sessions
 from ui import answers
 from ui.charts.traced import hit_rate_over_load, later_ttft_over_load
 from ui.computing import Outcome
-from ui.look import card, data_behind, ink, show
+from ui.look import card, data_behind, ink, rows_of_cards, show
 from ui.scenario import CHATS, Scenario
 from ui.views.answer import alternatives, cards, export, headline, left_out, remarks, widen
 from ui.visit import chosen, number_typed, one_picked
@@ -209,7 +209,7 @@ def show_sessions(found: SessionPlan, scenario: Scenario) -> None:
 
 def _cards(found: SessionPlan) -> None:
     seen, parts = found.seen, found.seen.predicted.parts
-    with st.grid(5, min_column_width=150):
+    with rows_of_cards(5):
         hundred = f"{significant(seen.in_flight)} in flight"
         card("GPUs per 100 sessions", significant(found.gpus_per_100), hundred, "All GPUs over sessions in flight.")
         filled = f"contexts: {percent(found.filled(seen))} of it"

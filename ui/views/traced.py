@@ -38,7 +38,7 @@ from ui.charts.fleet import gpus_over_day
 from ui.charts.traced import gpus_by_hour, lengths_of_requests, limit_by_hour, requests_over_time
 from ui.computing import Outcome
 from ui.link import PREFIX
-from ui.look import card, data_behind, ink, show
+from ui.look import card, data_behind, ink, rows_of_cards, show
 from ui.scenario import DAYS, OF_PEAK, Scenario
 from ui.views.answer import (
     HEADER_PX,
@@ -490,7 +490,7 @@ def show_day(plan: Plan, day: Daily, scenario: Scenario) -> None:
 
 def _cards(plan: Plan, day: Daily) -> None:
     price = plan.question.price_per_gpu_hour
-    with st.grid(3, min_column_width=150):
+    with rows_of_cards(3):
         card(
             "GPUs at the peak",
             f"{day.constant_gpus:,}",

@@ -62,10 +62,8 @@ def _measured(points: Sequence[Point]) -> None:
                 help="Levels at a request rate. Those that the server kept up with are fitted; a level that verifies "
                 "a plan is predicted without it."
             ),
-            "Void": st.column_config.TextColumn(width=90),
-            "Basis of answers": st.column_config.TextColumn(
-                help="Inside the measured range; outside it: extrapolated."
-            ),
+            "Void": st.column_config.NumberColumn(help="Levels that say nothing of the server; Curves tells why."),
+            "Basis": st.column_config.TextColumn(help=BASIS_OF_ANSWERS),
         },
         alt=f"What has been measured: {len(points)} points in {len(table)} rows of deployment and lengths",
     )
@@ -93,16 +91,15 @@ def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
     good = [point for point in group if not point.void]
     users = sorted({point.load_value for point in good if point.load_kind == "concurrency"})
     rates = {point.load_value for point in good if is_stable(point)}
-    void = sorted({point.verdict.replace("_", " ") for point in group if point.void})
     varied = "" if lengths.fixed else f" (CV {lengths.isl_cv:g}, {lengths.osl_cv:g})"
     return {
         "Deployment": deployment.label,
         "ISL, OSL (tokens)": f"{lengths.isl:,g}, {lengths.osl:,g}{varied}{prefix.label}",
         "Levels (users)": ", ".join(f"{value:,g}" for value in users),
         "Open loops": sum(point.load_kind != "concurrency" for point in good),
-        "Void": f"{len(group) - len(good)}: {', '.join(void)}" if void else "none",
+        "Void": len(group) - len(good),
         "Last measured": max((point.measured_at for point in group), default="")[:10] or "unknown",
-        "Basis of answers": _basis_of_answers(deployment, lengths, len(users) + len(rates)),
+        "Basis": _basis_of_answers(deployment, lengths, len(users) + len(rates)),
     }
 
 
@@ -110,8 +107,14 @@ def _basis_of_answers(deployment: Deployment, lengths: Lengths, levels: int) -> 
     if levels >= ENOUGH:
         return "Fitted"
     if levels and prior_law(deployment, lengths):
-        return "Estimated, scaled by one level"
-    return "None: two levels are needed"
+        return "Estimated"
+    return "None"
+
+
+BASIS_OF_ANSWERS = (
+    "Of answers inside the measured range; outside it: extrapolated. Estimated: scaled by the one level measured. "
+    "None: two levels are needed."
+)
 
 
 def _stands_on(scenario: Scenario) -> None:

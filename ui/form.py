@@ -471,8 +471,8 @@ def _users() -> None:
     st.button(f"Use {text} requests/s", on_click=lambda: state.update(rate_per_s=rate_per_s))
 
 
-LABEL_PX, VALUE_PX = 124, 90
-"""Widths in the rows of limits, of which all then line up."""
+LABEL_PX, VALUE_PX, PERCENTILE_PX = 124, 90, 76
+"""Widths in the rows of limits, of which all then line up, with each other and with the fields above and below."""
 
 
 def _limits() -> None:
@@ -508,7 +508,7 @@ def _limit(metric: Metric) -> None:
             format_func=lambda percentile: f"p{percentile}" if percentile else "each",
             key=f"{metric}_percentile",
             disabled=not on,
-            width=68,
+            width=PERCENTILE_PX,
             label_visibility="collapsed",
             persist_state="session",
         )

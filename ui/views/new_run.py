@@ -79,7 +79,7 @@ def server() -> dict[str, str] | None:
     None, with the reason on screen, where nothing answers and no protocol was chosen.
     """
     names = list(jobs.targets().allowed) if jobs.is_allowed() else []
-    target, model, protocol, metrics = st.columns([2, 2, 1, 2] if names else [2, 2, 1, 0.01])
+    target, model, protocol, *metrics = st.columns([2, 2, 1, 2] if names else [2, 2, 1])
     target.selectbox("Server (host:port)", names or [PLACE], key="run_target", help=TARGET_HELP)
     spoken = ({DETECTED: "Detected"} if names else {}) | PROTOCOLS
     protocol.selectbox("Protocol", list(spoken), format_func=spoken.__getitem__, key="run_protocol", help=PROTOCOL_HELP)
@@ -89,7 +89,7 @@ def server() -> dict[str, str] | None:
         _fill_model(found)
     model.text_input("Model on the server", max_chars=LONGEST_LABEL, key="run_served", help=SERVED_HELP)
     if names:
-        metrics.selectbox("Metrics endpoint (host:port)", [UNREAD, *names], key="run_metrics", help=METRICS_HELP)
+        metrics[0].selectbox("Metrics endpoint (host:port)", [UNREAD, *names], key="run_metrics", help=METRICS_HELP)
     if state.run_protocol == DETECTED and found is None:
         return None
     spoken_there = state.run_protocol if found is None else found.protocol

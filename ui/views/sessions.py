@@ -126,7 +126,7 @@ def ask_sessions(scenario: Scenario) -> tuple[SessionLoad, tuple[SessionLimit, .
     """The sessions that the form holds, and their own limits; None, and why on the page, where they cannot be."""
     many = chosen("How many", MANY, "many", help=MANY_HELP)
     with st.form("sessions", border=True):
-        with st.grid(6, min_column_width=140):
+        with st.grid(6, min_column_width=140, vertical_alignment="bottom"):  # a label may take two lines
             count = number_typed(many, *HOW_MANY[many])
             values = {name: number_typed(name, *number) for name, number in NUMBERS.items()}
             law = one_picked("turn_law", "Number of turns", TURN_LAWS, help="How it varies between sessions.")

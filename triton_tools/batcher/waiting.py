@@ -75,7 +75,7 @@ class WaitingRequests:
         return taken
 
     def reject_expired(self, now_ns: int, rows: list[int]) -> None:
-        """Reject late requests anywhere in the queue, as the scheduler does each half second if none is free."""
+        """Reject late requests anywhere in the queue, as the scheduler does every 500 ms if no instance is free."""
         for level in self._order:
             if level.policy.timeout_action == "REJECT":
                 for request, deadline in list(level.in_time):

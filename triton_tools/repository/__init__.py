@@ -1,6 +1,6 @@
-"""Triton model repositories in the TensorRT-LLM layout: build, fill, check. Start with `builder.build_repository`.
+"""Build, fill and check Triton model repositories in the TensorRT-LLM layout. Start with `builder.build_repository`.
 
-The local reference server's own repository is written by `build`.
+`local.build` writes the repository of the local reference server.
 """
 
 from triton_tools.repository.local import TRITON_VERSION, Machine, build, cpu_name, this_cpu

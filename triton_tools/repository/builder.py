@@ -49,7 +49,7 @@ def build_repository(folder: Path, options: Options) -> Path:
         if options.published.model("tensorrt_llm_bls"):
             _write_wiring(folder / "tensorrt_llm_bls" / "1" / "wiring.json", options)
     except UnicodeEncodeError as error:
-        raise RepositoryError(f"an option holds what is no text: {quoted(error.object)}") from error
+        raise RepositoryError(f"an option is not text: {quoted(error.object)}") from error
     except OSError as error:
         raise RepositoryError(f"cannot write the model repository {folder}: {error.strerror or error}") from error
     return folder
@@ -74,7 +74,7 @@ def config_of(model: Model, options: Options) -> pb.ModelConfig:
 
 
 def add_queue(config: pb.ModelConfig, queue: Queueing, always: bool) -> None:
-    """Give `config` Triton's dynamic batcher if `queue` asks for anything of it, or `always`."""
+    """Give `config` Triton's dynamic batcher if `queue` needs it, or if `always` is set."""
     if queue == Queueing() and not always:
         return
     batcher = config.dynamic_batching
@@ -92,7 +92,7 @@ def add_queue(config: pb.ModelConfig, queue: Queueing, always: bool) -> None:
 
 
 def _values(options: Options) -> Mapping[str, str]:
-    """The value of every parameter; an empty one is "not given", which the backend replaces by its default."""
+    """The value of every parameter; an empty one means "not given", and the backend uses its default."""
     return {
         "gpt_model_type": MODEL_TYPES[options.batching],
         "gpt_model_path": options.engine_dir,
@@ -149,7 +149,7 @@ def _write(folder: Path, config: pb.ModelConfig, program: str) -> None:
 
 
 def _write_wiring(path: Path, options: Options) -> None:
-    """The ensemble's steps for the BLS model, which takes the same way through the three models."""
+    """The ensemble's steps for the BLS model, which calls the three models in the same order."""
     steps = [
         {"model": step.model, "inputs": dict(step.inputs), "outputs": dict(step.outputs)}
         for step in options.published.steps

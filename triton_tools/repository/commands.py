@@ -44,7 +44,7 @@ def repository() -> None:
 
 
 def _number(name: str, meaning: str, kind: Any = int, default: object = None) -> Callable[[Command], Command]:
-    """An option of the same name as the field; without a value the field stays at its default."""
+    """An option with the name of the field; without a value, the field keeps its default."""
     shown = default not in (None, "")
     return click.option(
         "--" + name.replace("_", "-"), name, type=kind, default=default, show_default=shown, help=meaning

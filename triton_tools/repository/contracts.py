@@ -1,7 +1,7 @@
 """The published wire contracts of the TensorRT-LLM backend, v0.5.0 and v0.8.0: tensors, wiring, parameters, as data.
 
-Tables are written one tensor per entry, "name TYPE dims flags": dims without the batch dimension, -1 any length; flags
-o optional, r ragged (requests of a batch may differ in shape), s scalar (declared [1], the model sees shape []).
+A table has one entry per tensor, "name TYPE dims flags". Dims leave out the batch dimension, and -1 is any length.
+Flags: o optional, r ragged (requests of a batch may differ in shape), s scalar (declared [1], but the model sees []).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _tensor(name: str, data_type: str, dims: str, flags: str = "") -> Tensor:
 
 
 def wires(table: str) -> tuple[tuple[str, str], ...]:
-    """(tensor of the model, tensor of the ensemble) pairs from "model=ensemble"; one name alone stands for both.
+    """Pairs (tensor of the model, tensor of the ensemble) from texts "model=ensemble"; a single name stands for both.
 
     >>> wires("QUERY=text_input stop")
     (('QUERY', 'text_input'), ('stop', 'stop'))
@@ -46,8 +46,8 @@ class Contract:
         steps: of the ensemble, in order.
         parameters: per model, parameter -> what stands in its place in the template: "${placeholder}" or a value.
         batched: whether tensorrt_llm has a dynamic batcher as published.
-        gpu_memory_fraction, overlaps: what the backend takes when kv_cache_free_gpu_mem_fraction and
-            enable_trt_overlap are not given.
+        gpu_memory_fraction, overlaps: what the backend uses if kv_cache_free_gpu_mem_fraction and enable_trt_overlap
+            are not given.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Contract:
     overlaps: bool
 
     def model(self, name: str) -> Model | None:
-        """The model of that name, None if this release has none."""
+        """The model of that name; None if this release has none."""
         return next((model for model in self.models if model.name == name), None)
 
 
@@ -115,7 +115,7 @@ V05_STEPS = (
     Step("postprocessing", wires("TOKENS_BATCH=_TOKENS_BATCH"), wires("OUTPUT=text_output")),
 )
 
-# inside the ensemble the reference server's contract carries the ids as `output_ids`, to show them; as published:
+# the reference server's contract exposes this tensor as `output_ids`; here it has the published name
 _WIRE_OF_IDS = {"output_ids": "_TOKENS_BATCH"}
 
 
@@ -192,5 +192,5 @@ V08 = Contract(
 
 CONTRACTS = {contract.name: contract for contract in (V08, V05)}
 
-# The workshop's text model on the Python backend, for comparison beside the engine: no batch dimension at all.
+# The workshop's text model on the Python backend, to compare with the engine: without any batch dimension.
 TEXT = Model("llama-python", tensors("text_input STRING -1; max_tokens UINT32 -1"), tensors("text_output STRING -1"))

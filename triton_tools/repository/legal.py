@@ -1,4 +1,4 @@
-"""What the TensorRT-LLM backend takes as the value of each parameter, and what it does with anything else."""
+"""Which values the TensorRT-LLM backend accepts for each parameter, and what it does with others."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Rule:
 
     Attributes:
         says: the legal values in words.
-        holds: whether a value is legal; never asked of an empty text, which means "not given".
-        required: without it the backend does not load.
+        holds: whether a value is legal; never called with an empty text, which means "not given".
+        required: the backend does not load without it.
         otherwise: what the backend does with an illegal value.
     """
 
@@ -36,7 +36,7 @@ class Rule:
 
 
 def placeholders(text: str) -> list[str]:
-    """Names of the placeholders left in a text.
+    """The names of the placeholders that are left in a text.
 
     >>> placeholders("${engine_dir}/1")
     ['engine_dir']
@@ -45,7 +45,7 @@ def placeholders(text: str) -> list[str]:
 
 
 def flag(text: str) -> bool | None:
-    """A boolean as the backend reads it; None where it counts as not given: empty, a placeholder, any other word."""
+    """A boolean as the backend reads it; None if it counts as not given: empty, a placeholder, or any other word."""
     return True if text in TRUE else False if text in FALSE else None
 
 
@@ -61,12 +61,12 @@ def _fraction(text: str) -> bool:
 
 
 def _number(least: int, default: str) -> Rule:
-    return Rule(f"a whole number of at least {least}", _whole(least), f"the backend ignores it and takes {default}")
+    return Rule(f"a whole number of at least {least}", _whole(least), f"the backend ignores it and uses {default}")
 
 
 def _flag(default: str) -> Rule:
     says = f"exactly one of {', '.join(TRUE + FALSE)}"
-    return Rule(says, lambda text: flag(text) is not None, f"the backend ignores it and takes {default}")
+    return Rule(says, lambda text: flag(text) is not None, f"the backend ignores it and uses {default}")
 
 
 def _one_of(values: tuple[str, ...], otherwise: str, required: bool = False) -> Rule:
@@ -88,10 +88,10 @@ ENGINE = {
         required=True,
     ),
     "gpt_model_path": _path("that holds the engine and its config.json"),
-    "batch_scheduler_policy": _one_of(POLICIES, "the backend takes guaranteed_no_evict"),
+    "batch_scheduler_policy": _one_of(POLICIES, "the backend uses guaranteed_no_evict"),
     "max_tokens_in_paged_kv_cache": _number(1, "the memory fraction alone"),
     "kv_cache_free_gpu_mem_fraction": Rule(
-        "a fraction above 0 and at most 1", _fraction, "the backend ignores it and takes its default"
+        "a fraction above 0 and at most 1", _fraction, "the backend ignores it and uses its default"
     ),
     "max_num_sequences": _number(1, "the engine's largest batch"),
     "max_beam_width": _number(1, "1"),
@@ -115,7 +115,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "accumulate_tokens": Rule(
             "a yes (true, yes, 1, t) or a no (false, no, 0, f)",
             lambda text: text.lower() in ("true", "yes", "1", "t", "false", "no", "0", "f"),
-            "the model takes it for a no",
+            "the model reads it as no",
         )
     },
 }

@@ -1,4 +1,4 @@
-"""The local reference server's own repository: four models of the v0.8 contract with the small engine behind them."""
+"""The repository of the local reference server: four models of the v0.8 contract, with the small engine behind them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRITON_VERSION = "2.51.0"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where the engine computes: `device` cpu or cuda, its name, the version of torch, and the number format."""
+    """Where the engine computes: `device` (cpu or cuda), its name, the version of torch, and the number format."""
 
     device: str
     gpu: str
@@ -31,7 +31,7 @@ class Machine:
 
 
 def cpu_name() -> str:
-    """The processor as /proc/cpuinfo calls it."""
+    """The processor's name in /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -41,7 +41,7 @@ def cpu_name() -> str:
 
 
 def this_cpu() -> Machine:
-    """The machine at hand without its GPU; the torch version is not known from here."""
+    """This machine, without its GPU; the version of torch is not known from here."""
     return Machine(device="cpu", gpu=cpu_name(), torch="unknown", precision="fp32")
 
 
@@ -49,7 +49,7 @@ def build(folder: Path, settings: Settings, machine: Machine | None = None) -> P
     """Write the four-model repository into `folder` and return it.
 
     `folder` gets preprocessing, tensorrt_llm, postprocessing and ensemble, each with `config.pbtxt` and version 1, and
-    in `preprocessing/` and `postprocessing/` the `tokenizer.json` that they read. A client loads either of these two.
+    in `preprocessing/` and `postprocessing/` the `tokenizer.json` that they read. Clients load either of the two.
 
     Raises:
         ServerError: `folder` exists and is not empty, or cannot be written.
@@ -93,7 +93,7 @@ def model_config(model: contract.Model, settings: Settings) -> pb.ModelConfig:
         add_steps(config, contract.STEPS)
     else:
         config.backend = "python"
-        add_instances(config, 1)  # with two of postprocessing, tokens of a stream overtake each other
+        add_instances(config, 1)  # with two instances of postprocessing, tokens of a stream overtake each other
     return config
 
 
@@ -113,7 +113,7 @@ def engine_parameters(settings: Settings, machine: Machine) -> dict[str, str]:
 
 
 def own_parameters(settings: Settings, machine: Machine) -> dict[str, str]:
-    """The parameters that the reference engine needs and the backend does not know."""
+    """Parameters that the reference engine needs, but the backend does not know."""
     return _deployment(settings, machine) | _engine(settings, machine)
 
 
@@ -138,7 +138,7 @@ def _backend_parameters(settings: Settings, machine: Machine) -> dict[str, str]:
 
 
 def _deployment(settings: Settings, machine: Machine) -> dict[str, str]:
-    """What a client writes beside each measured point."""
+    """What clients store with each measured point."""
     return {
         "model": f"reference-{settings.hidden}x{settings.layers}",
         "precision": machine.precision,
@@ -155,7 +155,7 @@ def _deployment(settings: Settings, machine: Machine) -> dict[str, str]:
 
 
 def _engine(settings: Settings, machine: Machine) -> dict[str, str]:
-    """What the engine needs beyond that to build its model."""
+    """Further parameters, which the engine needs to build its model."""
     names = (
         "max_sequence_tokens",
         "batch_delay_s",

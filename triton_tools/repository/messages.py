@@ -1,4 +1,4 @@
-"""A model of a contract as Triton's own configuration message, and that message as text."""
+"""A contract's model as Triton's configuration message, and the message as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIG_FILE = "config.pbtxt"
 
 
 def model_message(model: Model, max_batch_size: int) -> pb.ModelConfig:
-    """Name, batch size, inputs and outputs. A batch size of 0 means that tensors carry no batch dimension."""
+    """A configuration with name, batch size, inputs and outputs. With batch size 0, tensors have no batch dimension."""
     config = pb.ModelConfig(name=model.name, max_batch_size=max_batch_size)
     for tensor in model.inputs:
         config.input.append(_input(tensor))
@@ -23,7 +23,7 @@ def model_message(model: Model, max_batch_size: int) -> pb.ModelConfig:
 
 
 def add_steps(config: pb.ModelConfig, steps: Iterable[Step]) -> None:
-    """Make `config` the ensemble of these steps, each on the newest version of its model."""
+    """Make `config` an ensemble of these steps, each on the newest version of its model."""
     config.platform = "ensemble"
     for step in steps:
         config.ensemble_scheduling.step.add(
@@ -32,7 +32,7 @@ def add_steps(config: pb.ModelConfig, steps: Iterable[Step]) -> None:
 
 
 def add_instances(config: pb.ModelConfig, count: int) -> None:
-    """`count` instances; KIND_CPU as published, for the engine too: the backend chooses its GPUs itself."""
+    """Give `config` `count` instances. The engine too is KIND_CPU, as published: the backend chooses its GPUs."""
     config.instance_group.add(count=count, kind=pb.ModelInstanceGroup.KIND_CPU)
 
 
@@ -45,7 +45,7 @@ def _input(tensor: Tensor) -> pb.ModelInput:
         allow_ragged_batch=tensor.ragged,
     )
     if tensor.scalar:
-        message.reshape.SetInParent()  # present and empty: the model sees shape []
+        message.reshape.SetInParent()  # present but empty: the model sees shape []
     return message
 
 

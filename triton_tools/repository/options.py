@@ -1,4 +1,4 @@
-"""What a TensorRT-LLM model repository is to be: contract, batching, limits, tokenizer, instances, queue."""
+"""The options of a TensorRT-LLM model repository: contract, batching, limits, tokenizer, instances, queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCHINGS: tuple[Batching, ...] = get_args(Batching)
 MODEL_TYPES: dict[str, str] = {"in_flight": "inflight_fused_batching", "static": "V1"}
 TimeoutAction = Literal["REJECT", "DELAY"]
 LARGEST = 2**31 - 1
-"""Of a number in a model configuration."""
+"""The largest number in a model configuration."""
 TIMEOUT_ACTIONS: tuple[TimeoutAction, ...] = get_args(TimeoutAction)
 
 
@@ -24,12 +24,12 @@ class Queueing:
     """Triton's own queue in front of `tensorrt_llm`; the default hands every request over at once.
 
     Attributes:
-        preferred_batch_sizes: empty: the contract's, which is max_batch_size in v0.8 and no batcher in v0.5.
+        preferred_batch_sizes: if empty, those of the contract: max_batch_size in v0.8, no batcher in v0.5.
         max_delay_us: how long a request may wait for a preferred batch.
         max_queue_size: most waiting requests, 0 no limit; the next one is refused.
-        timeout_us: how long a request may wait, 0: no limit; then `timeout_action`.
+        timeout_us: how long a request may wait before `timeout_action` applies, 0 no limit.
         allow_timeout_override: a request may ask for a shorter timeout than `timeout_us`.
-        priority_levels: 0 none; 1 is the highest, `default_priority_level` that of a request that names none.
+        priority_levels: their number, 0 none; 1 is the highest, `default_priority_level` that of requests without one.
     """
 
     preferred_batch_sizes: tuple[int, ...] = ()
@@ -43,7 +43,7 @@ class Queueing:
     default_priority_level: int = 0
 
     def __post_init__(self) -> None:
-        """Raises RepositoryError with one line that names the first number that no configuration holds."""
+        """Raises RepositoryError with one line that names the first number out of range."""
         for name in ("max_delay_us", "max_queue_size", "timeout_us", "priority_levels", "default_priority_level"):
             if not 0 <= getattr(self, name) <= LARGEST:
                 raise RepositoryError(f"{name} must be from 0 to {LARGEST}, got {quoted(getattr(self, name))}")
@@ -54,17 +54,17 @@ class Queueing:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of one repository. None: not given, the backend's default holds.
+    """The options of one repository. None: not given, so that the backend's default applies.
 
-    Folders are those of the machine that serves, so they need not exist here.
+    Folders are on the serving machine, so they need not exist here.
 
     Attributes:
         contract: v0.8 or v0.5, which has neither BLS model nor KV cache reuse.
         decoupled: needed for streaming; the model then refuses unary calls.
-        policy: guaranteed_no_evict, max_utilization, or guaranteed_completion for the first.
-        max_tokens_in_paged_kv_cache, kv_cache_free_gpu_mem_fraction: the smaller of the two holds.
-        backend: tensorrtllm, or python where the engine is a program of the Python backend.
-        text_model: name of a text model on the Python backend to write beside the others; empty: none.
+        policy: guaranteed_no_evict (also called guaranteed_completion) or max_utilization.
+        max_tokens_in_paged_kv_cache, kv_cache_free_gpu_mem_fraction: the smaller of the two applies.
+        backend: tensorrtllm, or python if the engine is a program of the Python backend.
+        text_model: name of an additional text model on the Python backend; empty: none.
     """
 
     engine_dir: str = ""
@@ -128,7 +128,7 @@ class Options:
                 raise RepositoryError(f"{name} must be from 1 to {LARGEST}, got {quoted(value)}")
         fraction = self.kv_cache_free_gpu_mem_fraction
         if fraction is not None and not 0.0 < fraction <= 1.0:
-            raise RepositoryError(f"kv_cache_free_gpu_mem_fraction must lie above 0 and at most at 1, got {fraction}")
+            raise RepositoryError(f"kv_cache_free_gpu_mem_fraction must be above 0 and at most 1, got {fraction}")
         if self.decoupled and self.postprocessing_instances > 1:
             raise RepositoryError(
                 f"postprocessing_instances must be 1 when decoupled, got {self.postprocessing_instances}: with more, "
@@ -158,7 +158,7 @@ class Options:
 
 
 def warnings(options: Options) -> list[str]:
-    """What the backend will do otherwise than `options` say, one line each."""
+    """What the backend will do differently from `options`, one line each."""
     found = []
     if options.policy in legal.POLICY_ALIASES:
         meant = legal.POLICY_ALIASES[options.policy]

@@ -1,4 +1,4 @@
-"""A config.pbtxt as Triton's message and, beside it, the line on which every field stands."""
+"""A config.pbtxt as Triton's message, with the line of every field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPENERS = {"{": "}", "<": ">"}
 
 @dataclass(slots=True)
 class Place:
-    """Where one field, or one entry of a repeated one, stands. `value` is empty for a message."""
+    """Where a field, or an entry of a repeated field, is. `value` is empty for a message."""
 
     name: str
     line: int
@@ -23,7 +23,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file, read. `config` is what was understood; `problem` and `problem_line` say why it could not be."""
+    """A file that was read. `config` is what was parsed; `problem` and `problem_line` say why it could not be."""
 
     path: Path
     config: pb.ModelConfig
@@ -32,9 +32,9 @@ class Source:
     problem_line: int = 0
 
     def line(self, *steps: str | int) -> int:
-        """Line of the field that `steps` lead to: names, and for a repeated field the number of the entry.
+        """The line of the field that `steps` lead to: names and, for a repeated field, the number of the entry.
 
-        A step that the file does not have ends the way there: the line of the field around it is given.
+        If the file lacks a step, it is the line of the field before it.
         """
         place = self.top
         names = iter(range(len(steps)))
@@ -49,14 +49,14 @@ class Source:
         return place.line
 
     def line_of_key(self, key: str, *steps: str) -> int:
-        """Line of the entry `key` of a map, which `steps` lead to: "parameters", or "...", "input_map"."""
+        """The line of the entry `key` of the map that `steps` lead to: "parameters", or "...", "input_map"."""
         place = self.top
         for step in steps[:-1]:
             place = next((entry for entry in place.inside if entry.name == step), place)
         return _line_of_key(place, steps[-1], key)
 
     def line_in_step(self, number: int, mapping: str, key: str) -> int:
-        """Line of the entry `key` of `mapping` (input_map or output_map) in the ensemble's step `number`."""
+        """The line of the entry `key` of `mapping` (input_map or output_map) in the ensemble's step `number`."""
         found = [entry for entry in self.top.inside if entry.name == "ensemble_scheduling"]
         steps = [step for entry in found for step in entry.inside if step.name == "step"]
         return _line_of_key(steps[number], mapping, key) if number < len(steps) else 1
@@ -73,7 +73,7 @@ def _line_of_key(place: Place, name: str, key: str) -> int:
 
 
 def read_source(path: Path) -> Source:
-    """Read a config.pbtxt through Triton's schema; a text that does not fit it gives a Source with its `problem`.
+    """Read a config.pbtxt with Triton's schema; for a text that does not fit it, the Source has a `problem`.
 
     Raises:
         OSError, UnicodeDecodeError: the file cannot be read as text.
@@ -90,7 +90,7 @@ def read_source(path: Path) -> Source:
 
 
 def places(text: str) -> Place:
-    """Lines of all fields of a text that parses.
+    """The lines of all fields of a valid text.
 
     >>> [(place.name, place.line) for place in places("name: 'a'\\ninput [\\n { dims: 1 },\\n {} ]").inside]
     [('name', 1), ('input', 3), ('input', 4)]
@@ -103,7 +103,7 @@ def places(text: str) -> Place:
 
 
 def _line(tokens: text_format.Tokenizer) -> int:
-    line: int = tokens.ParseError("").GetLine()  # the tokenizer's only public word on where it is
+    line: int = tokens.ParseError("").GetLine()  # the only public statement of the tokenizer on where it is
     return line
 
 

@@ -1,4 +1,4 @@
-"""A TensorRT-LLM repository for a machine without GPU: the same models, with the reference engine behind them."""
+"""A TensorRT-LLM repository for a machine without a GPU: the same models, with the reference engine behind them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from triton_tools.repository.messages import CONFIG_FILE, as_text
 
 
 def stage(repository: Path, folder: Path, settings: Settings, machine: Machine | None = None) -> Path:
-    """Copy `repository` to `folder` and make it one that the local tritonserver runs; returns `folder`.
+    """Copy `repository` to `folder`, changed so that the local tritonserver can run it; returns `folder`.
 
     Three things change: `tensorrt_llm` runs the reference engine on the Python backend, with the repository's own
     parameters; a tokenizer that does not exist here is replaced by the reference tokenizer; and a text model, which
-    needs transformers, is left out. `settings` stand for the engine and its machine: size of the model, largest batch,
-    longest sequence, and as `kv_tokens` the memory that the repository may take for its KV cache. Of their batching,
-    policy and reuse nothing counts: that is the repository's to say, and what it leaves out is at the backend's
-    default.
+    needs transformers, is left out. `settings` describe the engine and its machine: the size of the model, the largest
+    batch, the longest sequence, and, as `kv_tokens`, the memory that the repository may use for its KV cache. Their
+    batching, policy and reuse are ignored: the repository determines these, by the backend's defaults if it leaves
+    them out.
 
     Raises:
         RepositoryError: the repository has no `tensorrt_llm` that can be read, or cannot be copied.

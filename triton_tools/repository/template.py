@@ -1,4 +1,4 @@
-"""Fill the placeholders of a configuration as the TensorRT-LLM backend's fill_template.py does."""
+"""Fill the placeholders of a configuration, as the TensorRT-LLM backend's fill_template.py does."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from calibration.errors import RepositoryError
 
 
 def substitutions(pairs: str) -> dict[str, str]:
-    """`key:value,key:value` as the original takes it apart: at every comma, then at the only colon.
+    """The pairs in `key:value,key:value`, split as in the original: at every comma, then at the only colon.
 
     >>> substitutions("decoupled_mode:True,engine_dir:/engines/1-gpu")
     {'decoupled_mode': 'True', 'engine_dir': '/engines/1-gpu'}
 
     Raises:
-        RepositoryError: a pair without a colon or with several; the original ends with ValueError.
+        RepositoryError: a pair has no colon or several; the original raises ValueError.
     """
     found = {}
     for pair in pairs.split(","):
         parts = pair.split(":")
         if len(parts) != 2:
             raise RepositoryError(
-                f"cannot take {pair!r} apart: expected key:value with exactly one colon, pairs separated by commas"
+                f"cannot split {pair!r}: expected key:value with exactly one colon, pairs separated by commas"
             )
         found[parts[0]] = parts[1]
     return found
 
 
 def filled(text: str, values: dict[str, str]) -> str:
-    """`text` with its placeholders replaced; unknown ones stay, and keys without a placeholder are ignored.
+    """`text` with its placeholders replaced; those without a value stay, and keys without a placeholder are ignored.
 
     >>> filled("path: ${engine_dir} policy: ${policy}", {"engine_dir": "/e", "other": "1"})
     'path: /e policy: ${policy}'
@@ -38,7 +38,7 @@ def filled(text: str, values: dict[str, str]) -> str:
 
 
 def fill(file: Path, pairs: str, in_place: bool) -> str | None:
-    """Fill `file`: the text, or None when it was rewritten in place.
+    """Fill the placeholders of `file`: the text, or None if it was rewritten in place.
 
     Raises:
         RepositoryError: a wrong pair, or a file that cannot be read or written.

@@ -14,7 +14,7 @@ from triton_tools.repository.options import forced_policy
 
 
 def contract_of(models: Mapping[str, ModelFolder]) -> Contract | None:
-    """The contract a repository is written to, as its engine's inputs and parameters tell; None: a later one."""
+    """The contract of a repository, detected from its engine's inputs and parameters; None if it is a later one."""
     engine = models.get("tensorrt_llm")
     if engine is None:
         return None
@@ -26,7 +26,7 @@ def contract_of(models: Mapping[str, ModelFolder]) -> Contract | None:
 
 
 def backend_faults(models: Mapping[str, ModelFolder], contract: Contract | None) -> Iterator[Fault]:
-    """Faults that Triton's core does not see."""
+    """Faults that Triton's core does not notice."""
     for model in models.values():
         if model.is_read and model.name in legal.RULES:
             yield from _parameters(model)
@@ -68,7 +68,7 @@ def _policy(text: str) -> str:
     legal_ones = " or ".join(legal.POLICIES)
     if meant:
         return f"batch_scheduler_policy {text} is not a value of the backend, which takes {meant}: write that"
-    return f"batch_scheduler_policy is {text!r}, and must be {legal_ones}; the backend takes guaranteed_no_evict"
+    return f"batch_scheduler_policy is {text!r}, and must be {legal_ones}; the backend uses guaranteed_no_evict"
 
 
 def _tensors(model: ModelFolder, published: Model, contract: Contract) -> Iterator[Fault]:
@@ -87,7 +87,7 @@ def _tensors(model: ModelFolder, published: Model, contract: Contract) -> Iterat
 
 
 def _difference(tensor: Tensor, found: pb.ModelInput | pb.ModelOutput) -> str:
-    """How a declared tensor departs from the published one in what clients and neighbours rely on."""
+    """How a declared tensor differs from the published one in what clients and other models rely on."""
     name = pb.DataType.Name(found.data_type).removeprefix("TYPE_")
     if name != tensor.data_type:
         return f"{name}, which is {tensor.data_type}"
@@ -120,6 +120,6 @@ def _streaming(models: Mapping[str, ModelFolder], contract: Contract | None) -> 
 
 
 def missing_models(models: Mapping[str, ModelFolder], contract: Contract | None) -> list[str]:
-    """Models without which the repository is none of TensorRT-LLM's."""
+    """Models that every TensorRT-LLM repository has."""
     needed = [model.name for model in (contract or CONTRACTS["v0.8"]).models if model.name != "tensorrt_llm_bls"]
     return [name for name in needed if name not in models]

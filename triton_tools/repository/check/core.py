@@ -23,7 +23,7 @@ SHIPPED = {
 
 
 def core_faults(model: ModelFolder) -> Iterator[Fault]:
-    """Faults of a model by itself, whatever backend it has."""
+    """Faults of a single model, whatever its backend."""
     yield from _names(model)
     yield from _versions(model)
     for side in ("input", "output"):
@@ -42,7 +42,7 @@ def _names(model: ModelFolder) -> Iterator[Fault]:
     elif config.platform and config.platform != "ensemble" and not config.backend:
         yield model.refused(f"platform {config.platform!r} is not known here: give a backend", "platform")
     if config.backend and config.backend not in SHIPPED:
-        message = f"backend {config.backend!r} is none that Triton ships: the server must have a library of that name"
+        message = f"backend {config.backend!r} is not shipped with Triton: the server must have a library of that name"
         yield model.refused(message, "backend")
     if (config.platform == "ensemble") != config.HasField("ensemble_scheduling"):
         yield model.refused("platform 'ensemble' and ensemble_scheduling belong together: one is missing", "platform")
@@ -118,7 +118,7 @@ def _reshape(model: ModelFolder, side: str, number: int) -> Iterator[Fault]:
 
 
 def _size(dims: list[int]) -> tuple[int, int]:
-    """Elements of the fixed dimensions, and how many are free."""
+    """The product of the fixed dimensions, and the number of variable ones."""
     size = 1
     for dim in dims:
         size *= dim if dim > 0 else 1
@@ -177,11 +177,11 @@ def _ordering(model: ModelFolder) -> Iterator[Fault]:
 def _instances(model: ModelFolder) -> Iterator[Fault]:
     config = model.config
     if config.platform == "ensemble" and config.instance_group:
-        yield model.refused("an ensemble has no instance_group: it runs nothing itself", "instance_group")
+        yield model.refused("an ensemble cannot have an instance_group: it runs nothing itself", "instance_group")
     for number, group in enumerate(config.instance_group):
         if group.count < 0:
             yield model.wrong(
-                f"instance_group count is {group.count}: Triton takes it for 1", "instance_group", number, "count"
+                f"instance_group count is {group.count}: Triton uses 1", "instance_group", number, "count"
             )
         if group.kind == pb.ModelInstanceGroup.KIND_CPU and group.gpus:
             yield model.refused("instance_group of KIND_CPU lists gpus", "instance_group", number, "gpus")

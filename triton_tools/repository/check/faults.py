@@ -1,4 +1,4 @@
-"""What is wrong with a repository, where, and how bad: the words of `check`."""
+"""Faults of a repository: what is wrong, where, and how severe it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton_tools.repository.source import Source
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `line` is 0 for a folder; `is_ours`: Triton alone would load it, and the message says why not to."""
+    """One fault. `line` is 0 for a folder; with `is_ours`, Triton would load it, and the message says why not to."""
 
     path: Path
     line: int
@@ -28,7 +28,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """One model of the repository: its folder, and its configuration, None where there is none that can be read."""
+    """One model of the repository: its folder, and its configuration, None if there is none that can be read."""
 
     path: Path
     source: Source | None
@@ -39,7 +39,7 @@ class ModelFolder:
 
     @property
     def config(self) -> pb.ModelConfig:
-        """The configuration; an empty one where it could not be understood."""
+        """The configuration; an empty one if it could not be parsed."""
         return self.source.config if self.source else pb.ModelConfig()
 
     @property
@@ -51,11 +51,11 @@ class ModelFolder:
         return self.path / "config.pbtxt"
 
     def refused(self, message: str, *steps: str | int) -> Fault:
-        """A fault that Triton refuses too, at the field that `steps` lead to."""
+        """A fault at the field that `steps` lead to, for which Triton refuses the model too."""
         return Fault(self.file, self._line(*steps), "error", message)
 
     def wrong(self, message: str, *steps: str | int) -> Fault:
-        """A fault of which Triton's core says nothing."""
+        """A fault at the field that `steps` lead to, of which Triton's core says nothing."""
         return Fault(self.file, self._line(*steps), "error", message, is_ours=True)
 
     def wrong_parameter(self, key: str, message: str, severity: Severity = "error") -> Fault:

@@ -20,11 +20,11 @@ def check(folder: Path, contract: str | None = None) -> list[Fault]:
     """Every fault of the repository in `folder`, in the order of files and lines; empty: nothing is wrong.
 
     A fault with severity "error" makes the repository unfit; a "warning" says what the backend will do instead of what
-    is written. Errors with `is_ours` are loaded by Triton all the same and go wrong later. Nothing of the repository is
-    run. `contract` (v0.8, v0.5) is found out if not given.
+    is written. Triton loads models with errors that have `is_ours` all the same, and they fail later. Nothing in the
+    repository is run. `contract` (v0.8 or v0.5) is detected if not given.
 
     Raises:
-        RepositoryError: no such folder, one without any model, or one that cannot be read.
+        RepositoryError: the folder does not exist, has no model, or cannot be read.
     """
     try:
         if not folder.is_dir():

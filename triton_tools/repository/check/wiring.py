@@ -1,4 +1,4 @@
-"""The ensemble: whether every step's model exists, gets what it needs, and passes on what the next one takes."""
+"""The ensemble: whether every step's model exists, receives its inputs, and writes what later steps read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triton_tools.repository.check.faults import Fault, ModelFolder
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A tensor of the ensemble: the type and the shape that whoever writes it declares, and who that is."""
+    """A tensor of the ensemble: its writer, and the type and shape that the writer declares."""
 
     data_type: int
     dims: tuple[int, ...]
@@ -20,7 +20,7 @@ class Wire:
 
 
 def wiring_faults(ensemble: ModelFolder, models: Mapping[str, ModelFolder]) -> Iterator[Fault]:
-    """Faults of an ensemble whose own configuration could be read."""
+    """Faults of an ensemble whose own configuration was read."""
     config = ensemble.config
     steps = config.ensemble_scheduling.step
     if not steps:
@@ -29,7 +29,7 @@ def wiring_faults(ensemble: ModelFolder, models: Mapping[str, ModelFolder]) -> I
     for tensor in config.input:
         batched = bool(config.max_batch_size)
         wires[tensor.name] = Wire(tensor.data_type, _full(tensor.dims, batched), "the ensemble's input")
-    # steps run when their inputs are there, whatever their order in the file: first who writes what, then who reads
+    # steps run once their inputs are there, whatever their order in the file: first all writers, then the readers
     for number in range(len(steps)):
         yield from _step(ensemble, number, models)
         yield from _written(ensemble, number, models, wires)
@@ -100,7 +100,7 @@ def _read(
         if inner not in known:
             message = f"step {step.model_name!r} has no input {inner!r}"
         elif outer not in wires:
-            message = f"step {step.model_name!r} reads {outer!r}, which nobody writes"
+            message = f"step {step.model_name!r} reads {outer!r}, which nothing writes"
         else:
             dims = _full(known[inner].dims, bool(other.config.max_batch_size))
             message = _mismatch(outer, wires[outer], known[inner].data_type, dims, f"{step.model_name}.{inner}")
@@ -130,23 +130,23 @@ def _unused(ensemble: ModelFolder) -> Iterator[Fault]:
     for number, step in enumerate(ensemble.config.ensemble_scheduling.step):
         for inner, outer in step.output_map.items():
             if outer not in read | shown:
-                yield _at(ensemble, number, "output_map", inner, f"tensor {outer!r} is written and nobody reads it")
+                yield _at(ensemble, number, "output_map", inner, f"tensor {outer!r} is written, but nothing reads it")
 
 
 def _circles(ensemble: ModelFolder, wires: Mapping[str, Wire]) -> Iterator[Fault]:
-    """Steps that wait for each other: their inputs are written, but not before they themselves have run."""
+    """Steps that wait for each other: their inputs are written only after they themselves have run."""
     written = {tensor.name for tensor in ensemble.config.input}
     waiting = dict(enumerate(ensemble.config.ensemble_scheduling.step))
     while ready := [n for n, step in waiting.items() if not (set(step.input_map.values()) & set(wires)) - written]:
         for number in ready:
             written |= set(waiting.pop(number).output_map.values())
     for number, step in waiting.items():
-        message = f"step {step.model_name!r} waits for a tensor that comes of its own outputs: a circle"
+        message = f"step {step.model_name!r} waits for a tensor that depends on its own outputs: a cycle"
         yield ensemble.refused(message, "ensemble_scheduling", 0, "step", number)
 
 
 def _mismatch(name: str, wire: Wire, data_type: int, dims: tuple[int, ...], reader: str) -> str:
-    """How reader and writer of a tensor differ; empty if they do not, or one of them is not known."""
+    """How the reader and the writer of a tensor differ; empty if they agree, or if one of them is unknown."""
     if not wire.data_type or not data_type:
         return ""
     if wire.data_type != data_type:
@@ -159,6 +159,6 @@ def _mismatch(name: str, wire: Wire, data_type: int, dims: tuple[int, ...], read
 
 
 def _full(dims: object, batched: bool) -> tuple[int, ...]:
-    """The whole shape: with the batch dimension in front where there is one."""
+    """The whole shape, with the batch dimension in front if there is one."""
     sizes = tuple(int(size) for size in dims)  # type: ignore[attr-defined]
     return (-1, *sizes) if batched else sizes

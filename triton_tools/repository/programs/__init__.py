@@ -1,1 +1,2 @@
-"""Programs of the repository's Python-backend models. They are copied and run by Triton, without this project."""
+"""Programs of the repository's models on the Python backend. They are copied into it and run in Triton, without this
+project."""

@@ -1,4 +1,4 @@
-"""Triton model `postprocessing`: token ids to text; probabilities and logits pass through."""
+"""Triton model `postprocessing`: turns token ids into text, and passes probabilities and logits on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PASSED_THROUGH = ("CUM_LOG_PROBS", "OUTPUT_LOG_PROBS", "CONTEXT_LOGITS", "GENERA
 
 
 class TritonPythonModel:
-    """Called by Triton's Python backend: once per token and stream, so it does as little as it can."""
+    """Called by Triton's Python backend for each token of each stream, so it does as little as possible."""
 
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -38,9 +38,9 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(outputs)
 
     def _text(self, tokens: NDArray[np.int32], lengths: NDArray[np.int32] | None) -> NDArray[np.object_]:
-        """One text per beam, [beams], from ids [1, beams, L] of which the first `lengths` [1, beams] count.
+        """One text per beam, [beams], from ids [1, beams, L], of which the first `lengths` [1, beams] count.
 
-        Without a batch dimension, whatever the configuration declares: clients of the backend read it so.
+        It has no batch dimension, whatever the configuration declares, because the backend's clients expect none.
         """
         ends = [tokens.shape[-1]] * tokens.shape[1] if lengths is None else lengths[0].tolist()
         beams = [beam[:end].tolist() for beam, end in zip(tokens[0], ends, strict=True)]

@@ -1,6 +1,6 @@
-"""Triton model `tensorrt_llm_bls`: the ensemble's way through the three models, in one process of its own.
+"""Triton model `tensorrt_llm_bls`: calls the three models in the ensemble's order, from a process of its own.
 
-Tokens of a stream keep their order whatever the number of postprocessing instances; with `accumulate_tokens` every
+Tokens of a stream keep their order, whatever the number of postprocessing instances. With `accumulate_tokens`, every
 answer of a stream holds the whole text so far.
 """
 
@@ -61,7 +61,7 @@ class TritonPythonModel:
             )
 
     def _joined(self, so_far: Tensors, made: Tensors) -> Tensors:
-        """What goes to postprocessing: the new tokens, or all of them; `so_far` grows by them."""
+        """The tokens for postprocessing: the new ones, or all so far; the new ones are added to `so_far`."""
         names = {outer: inner for inner, outer in self.engine["outputs"].items()}
         piece = {names[outer]: array for outer, array in made.items()}
         if not self.accumulates:
@@ -75,7 +75,7 @@ class TritonPythonModel:
 
 
 def _ask(step: Mapping[str, Any], pool: Tensors, request: Any, streams: bool = False) -> Iterator[Tensors]:
-    """Ask one model; its answers as tensors by their names in the wiring.
+    """Call one model; its answers, as tensors by their names in the wiring.
 
     Raises:
         TritonModelException: the model refused.
@@ -91,12 +91,12 @@ def _ask(step: Mapping[str, Any], pool: Tensors, request: Any, streams: bool = F
         if answer.has_error():
             raise pb_utils.TritonModelException(answer.error().message())
         tensors = {tensor.name(): tensor.as_numpy() for tensor in answer.output_tensors()}
-        if tensors:  # the empty one only closes a stream
+        if tensors:  # the empty answer only closes a stream
             yield {outer: tensors[inner] for inner, outer in step["outputs"].items() if inner in tensors}
 
 
 def _batched(array: Any) -> Any:
-    """An input that was declared a scalar has lost its inner dimension on the way in."""
+    """The input as the model declares it: one declared a scalar has lost its inner dimension on the way in."""
     return array.reshape(1, -1) if array.ndim < 2 else array
 
 

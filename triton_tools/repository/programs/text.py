@@ -1,4 +1,4 @@
-"""Triton model on the Python backend: text in, text out, with the text generation of transformers, for comparison."""
+"""Triton model on the Python backend that generates text with transformers, for comparison with the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Called by Triton's Python backend. One request at a time, which is what it is there to show."""
+    """Called by Triton's Python backend. It serves one request at a time, which is what it is there to show."""
 
     def initialize(self, args: dict[str, str]) -> None:
         import torch

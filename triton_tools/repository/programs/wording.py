@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a folder with a tokenizer.json or with anything transformers can read."""
+"""Tokenizers from a folder with a tokenizer.json, or with anything else that transformers can read."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def open_wording(parameters: Mapping[str, str]) -> FastWording | SlowWording:
 
 
 def is_yes(text: str, default: bool) -> bool:
-    """A flag among the parameters; anything but a clear yes or no is the default."""
+    """A boolean among the parameters; the default for anything but a clear yes or no."""
     return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), default)
 
 
 def _special_names(config: Path) -> dict[str, str]:
-    """The special tokens by their roles, as tokenizer_config.json names them."""
+    """The special tokens by role, as named in tokenizer_config.json."""
     if not config.exists():
         return {}
     entries = json.loads(config.read_text())

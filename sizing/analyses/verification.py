@@ -15,7 +15,7 @@ from sizing.candidates import from_fit, law_of
 from sizing.edge import REQUESTS, Z90, latency_band, run_at, spread
 from sizing.engine import Replica
 from sizing.errors import FitError
-from sizing.fitting.levels import ITL_SIGMA
+from sizing.fitting.levels import ITL_SIGMA, run_to_run
 from sizing.numbers import Floats
 from sizing.plans import Candidate, Fleet, Plan
 from sizing.points import TELLING, UNTOLD, Point
@@ -210,7 +210,7 @@ def _bands(
     wanted = _wanted(question)
     if not requests:
         ends_of, predicted = latency_band(candidate, setting, rate_per_s), steady.prediction()
-        return tuple(_banded(each, predicted.value_s(each), *ends_of(each)) for each in wanted)
+        return tuple(_banded(each, predicted.value_s(each), *ends_of(each), ITL_SIGMA) for each in wanted)
     whole_s, gaps = float(steady.e2e_s.mean()), question.sla.gap is not None
 
     def logs(replica: Replica, most: int = MEASUREMENTS) -> Floats:
@@ -222,7 +222,8 @@ def _bands(
     luck = by_chance.std(axis=0, ddof=1) if len(by_chance) > 1 else 0.0
     sigmas = np.hypot(luck, law_sigmas(candidate, lambda replica: logs(replica, FEWEST).mean(axis=0)))
     values = zip(wanted, np.exp(by_chance.mean(axis=0)).tolist(), sigmas.tolist(), strict=True)
-    return tuple(_banded(each, value_s, *spread(sigma)) for each, value_s, sigma in values)
+    again = min(ITL_SIGMA, run_to_run(candidate.fitted_to))
+    return tuple(_banded(each, value_s, *spread(sigma), again) for each, value_s, sigma in values)
 
 
 def law_sigmas(candidate: Candidate, logs: Callable[[Replica], Floats]) -> Floats:
@@ -235,9 +236,9 @@ def law_sigmas(candidate: Candidate, logs: Callable[[Replica], Floats]) -> Float
     return np.asarray(np.sqrt(np.square(halves).sum(axis=0)))
 
 
-def _banded(wanted: Limit, value_s: float, low: float, high: float) -> Band:
-    """The band, widened by what figures differ by from run to run."""
-    low, high = with_luck((low, high), INSTRUMENT.get(wanted.metric, ITL_SIGMA))
+def _banded(wanted: Limit, value_s: float, low: float, high: float, again: float) -> Band:
+    """The band, widened by what figures differ by from run to run: `again` that of ITL, as far as no law knows it."""
+    low, high = with_luck((low, high), INSTRUMENT.get(wanted.metric, again))
     return Band(wanted, value_s, value_s * low, value_s * high)
 
 

@@ -251,6 +251,8 @@ def trace_run(trace: ServedTrace, chunks: int) -> ReplayRun:
 
 RATE_SIGMA, ITL_SIGMA = 0.02, 0.02
 """Relative errors granted to a measured requests/s and mean ITL (or E2E), beside those of the sample."""
+AS_USUAL = 4.0
+"""Levels measured twice that tell as much about the errors of a server's ITL as `ITL_SIGMA` does."""
 GAP_SIGMAS = 0.02, 0.04
 """The same for p50 and p95 of the gaps between tokens of a closed loop."""
 GAP_NEAR = (50, 3), (95, 1.5)
@@ -421,6 +423,22 @@ def granted(point: Point, batching: Batching, ttft_sigma: float = UNTOLD.ttft_si
     ttft = QUEUED_TTFT_SIGMA if concurrency(point) > batching.max_batch_size else ttft_sigma
     of_rate, of_ttft, _ = luck_of_lengths(point)
     return math.hypot(RATE_SIGMA, of_rate), math.hypot(ttft, of_ttft), ITL_SIGMA
+
+
+def run_to_run(points: Sequence[Point]) -> float:
+    """Relative standard deviation of mean ITL from one measurement of a level to the next: that of the closed loops
+    measured more than once, together with `ITL_SIGMA`, which it is where none was.
+
+    Servers that share their processors, or their power, are faster one minute than the next, all times alike.
+    """
+    again: dict[tuple[float, ...], list[float]] = {}
+    for point in points:
+        if point.load_kind == "concurrency" and point.itl_mean_s:
+            level = (point.isl, point.osl, point.isl_cv, point.osl_cv, point.computed_tokens, point.load_value)
+            again.setdefault(level, []).append(math.log(point.itl_mean_s))
+    squares = sum(len(logs) * float(np.var(logs)) for logs in again.values())
+    freedom = sum(len(logs) - 1 for logs in again.values())
+    return math.sqrt((AS_USUAL * ITL_SIGMA**2 + squares) / (AS_USUAL + freedom))
 
 
 def requests_of(point: Point) -> int:

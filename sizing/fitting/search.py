@@ -16,6 +16,7 @@ from sizing.engine import COEFFICIENTS, FREE, Batching, Replica, StepLaw, known_
 from sizing.errors import FitError
 from sizing.fitting.levels import (
     FULL,
+    ITL_SIGMA,
     MOST_DISTRUSTED,
     SKETCH,
     Effort,
@@ -26,6 +27,7 @@ from sizing.fitting.levels import (
     in_flight,
     itl_s,
     of_one_level,
+    run_to_run,
     ttft_s,
 )
 from sizing.fitting.parameters import (
@@ -274,7 +276,11 @@ class Trial:
             looked_at = looked_at[changes == LEAST]
             if not len(looked_at):
                 break
-        return np.asarray((directions * variances) @ directions.T * max(1.0, self.unexplained))
+        found = (directions * variances) @ directions.T * max(1.0, self.unexplained)
+        # A server that is slower one day than the next is so in all its times, whatever the points say.
+        first = slice(len(COEFFICIENTS))
+        found[first, first] += max(0.0, run_to_run(self.observed.points) ** 2 - ITL_SIGMA**2)
+        return np.asarray(found)
 
     def _costs(self, numbers: Sequence[Floats], factors: Floats) -> Floats:
         """`cost_at` several numbers, the residuals times `factors`."""
@@ -434,20 +440,22 @@ def law_of_points(points: Sequence[Point], prior: StepLaw | None = None) -> Step
     """Coefficients in the range of these points' times, whatever the engine: a CPU's steps are 10 times a GPU's.
     The shares of `prior` say how much of the weights an iteration reads.
 
-    One decode step at the lowest load is weights and overhead, and no level's steps leave more room for the weights.
-    Half of what ITL rises with load, beside the further weights read, is shared by KV reads and the cost per sequence,
-    the longer the contexts the more to KV reads; the rest is arithmetic and prompts. The TTFT at the lowest load is the
-    arithmetic of the prompt and the rest: a tenth of it taken for what a prompt costs the engine beside, three tenths
-    for time outside it. Closed loops hardly part the two, and what is put down to the one is missing at the other: of
-    several ways to part them this one errs least over four simulated engines, from none of the first to 1.5 ms and from
-    1 to 10 ms of the second (rms of the largest rate 2.8 %; a tenth for each 4.9 %).
+    One decode step at the lowest load is weights and overhead; of an MoE model the level whose steps leave the least
+    room for its weights tells these. Half of what ITL rises with load, beside the further weights read, is shared by KV
+    reads and the cost per sequence, the longer the contexts the more to KV reads; the rest is arithmetic and prompts.
+    The TTFT at the lowest load is the arithmetic of the prompt and the rest: a tenth of it taken for what a prompt
+    costs the engine beside, three tenths for time outside it. Closed loops hardly part the two, and what is put down to
+    the one is missing at the other: of several ways to part them this one errs least over four simulated engines, from
+    none of the first to 1.5 ms and from 1 to 10 ms of the second (rms of the largest rate 2.8 %; a tenth for each 4.9
+    %).
     """
     read = partial(share_read, prior)
     calm = min(points, key=in_flight)
     busy = max(points, key=in_flight)
     long = longest_prompts(points)
     step_s = itl_s(calm)
-    weights_s = 0.75 * min(itl_s(point) / read(in_flight(point)) for point in points)
+    telling = points if read(1.0) < 1 else [calm]
+    weights_s = 0.75 * min(itl_s(point) / read(in_flight(point)) for point in telling)
     more_read_s = weights_s * (read(in_flight(busy)) - read(in_flight(calm)))
     rise_s = max((itl_s(busy) - step_s - more_read_s) / max(in_flight(busy) - in_flight(calm), 1), 1e-3 * step_s)
     first_s = ttft_s(calm)

@@ -16,7 +16,7 @@ from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import FitError
 from sizing.estimate import prior_law, token_share
 from sizing.fitting import UNTOLD, Fit, Protocol, ServedTrace, fit, fit_trace, search
-from sizing.fitting.levels import Observed, point_runs, trace_points, trace_run
+from sizing.fitting.levels import Observed, point_runs, run_to_run, trace_points, trace_run
 from sizing.fitting.search import outliers
 from sizing.points import Deployment, Point, read_points
 from sizing.prediction import Caution
@@ -459,6 +459,30 @@ def test_of_experts_no_more_is_read_than_a_prompt_takes() -> None:
     for users in (16, 32):
         context = users * 128
         assert found.law.decode_s(users, context) == pytest.approx(experts.decode_s(users, context), rel=0.1)
+
+
+def test_a_server_that_varies_from_run_to_run_is_known_by_levels_measured_twice() -> None:
+    """Pairs 10 % apart: 7 % from run to run, four pairs beside what is usual. The law is as uncertain as that in all
+    its times, where ten measurements in one and the same state would say 1 %."""
+    points = measure(Replica(GPU), [VARIED[0]], (1, 4, 16, 64), noise=0.01)
+    times = ("ttft_mean_s", "itl_mean_s", "e2e_mean_s", "gap_p50_s", "gap_p95_s")
+
+    def slower(point: Point, factor: float) -> Point:
+        found = {name: factor * value for name in times if (value := getattr(point, name))}
+        return dataclasses.replace(point, requests_per_s=point.requests_per_s / factor, **found)
+
+    again = [slower(point, math.exp(0.1)) for point in points]
+    expected = math.sqrt((4 * 0.02**2 + 4 * 0.1**2 / 2) / 8)
+    assert run_to_run([*points, *again]) == pytest.approx(expected)
+    assert run_to_run(points) == run_to_run([]) == 0.02 > run_to_run([*points, *points])
+    drift = math.sqrt(expected**2 - 0.02**2)
+
+    def open_(found: Fit) -> float:
+        """Standard error of the logarithm of a decode step."""
+        steps = [[engine.law.decode_s(16, 3200) for engine in pair] for pair in found.variants]
+        return math.hypot(*(math.log(slower / faster) / 2 for faster, slower in steps))
+
+    assert open_(fit([*points, *again], prior=None)) >= drift > 3 * open_(fit([*points, *points], prior=None))
 
 
 def test_means_that_hold_the_start_are_replayed_as_such() -> None:

@@ -120,6 +120,26 @@ def test_the_error_of_the_law_widens_the_band_as_much_as_it_moves_the_very_measu
     assert sigmas[1] > 1.3 * sigmas[0]
 
 
+def test_levels_that_come_out_alike_twice_narrow_the_band_of_times_per_token() -> None:
+    """The law's error aside, a server that repeats itself to nothing is trusted more than servers are in general."""
+    load = planned().answer.load_per_s
+    arrival_s, isl, osl = sent(load, 1, 2 * ENOUGH)
+    very = Sent(arrival_s, float(arrival_s[ENOUGH]), math.inf, isl, osl)
+    level = simulated_point(Option(QUESTION.workload.lengths, 4, 400))
+
+    def width(measured: int) -> float:
+        known = dataclasses.replace(EXACT, fitted_to=(level,) * measured)
+        (itl,) = [
+            each
+            for each in compared(known, QUESTION, shown(SERVER, load, 1), sent=very).figures
+            if (each.of.metric, each.of.percentile) == ("itl", 50)
+        ]
+        return math.log(itl.high_s / itl.low_s) / 2 / 1.645
+
+    assert width(1) == pytest.approx(0.02, rel=1e-3)
+    assert width(13) == pytest.approx(0.02 * math.sqrt(4 / (4 + 12)), rel=1e-3)
+
+
 def test_a_slower_server_is_found_out_and_by_how_much() -> None:
     load = planned().answer.load_per_s
     slower = compared(EXACT, QUESTION, shown(dataclasses.replace(SERVER, law=LAW.scaled(1.3)), load))

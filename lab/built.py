@@ -1,4 +1,4 @@
-"""Checks before a built repository is served: its faults, and options that the repository itself determines."""
+"""Checks before a built repository is served: its faults, and options that contradict it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Items on a Dask cluster: workers may come, go and die while the study runs.
+"""The items of a study on a Dask cluster; workers may come, go and die while it runs.
 
-dask scheduler                                   on one machine, which prints its address
-dask worker tcp://HOST:8786 --nthreads 1         on every other, where this package can be imported
+dask scheduler                                   on one machine; it prints its address
+dask worker tcp://HOST:8786 --nthreads 1         on the others, where this package can be imported
 
-Dask has no password: anyone who can reach the scheduler's port can run code there. For trusted networks only.
+Dask asks for no password, and anyone who can reach the scheduler's port can run code there: use it only inside a
+trusted network.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ class SameCode:
 def on_cluster(job: Callable[[int, Any], Any], items: Mapping[int, Any], address: str) -> Iterator[tuple[int, Any]]:
     """Places and results of ``job(place, item)``, in the order of completion.
 
-    Each item is a task: when a worker dies, the scheduler gives its items, including those done but not fetched, to
-    others. Raises ScenarioError if no scheduler answers at the address, if there is no worker, or if one has other
-    code; WorkersLost if an item's workers die repeatedly, if all workers stay away for `DESERTED_AFTER_S`, or if the
-    scheduler goes away.
+    Each item is a task: when a worker dies, the scheduler gives its items, including those that are done but not
+    fetched, to other workers.
+
+    Raises ScenarioError if no scheduler answers at the address, if there is no worker, or if one has other code;
+    WorkersLost if an item's workers die repeatedly, if there is no worker for `DESERTED_AFTER_S`, or if the scheduler
+    goes away.
     """
     from distributed import Client, KilledWorker, as_completed  # 1 s to import: only studies on a cluster pay for it
     from distributed.comm.core import CommClosedError
@@ -118,7 +121,7 @@ def _deserted(address: str, left: int) -> str:
 
 
 def _check_workers(client: Any, address: str) -> None:
-    """Refuse workers with other code: they would answer another question."""
+    """Refuse workers with other code, because their results would differ."""
     try:
         client.wait_for_workers(1, timeout=WAIT_S)
     except TimeoutError:

@@ -1,1 +1,1 @@
-"""Measure a GPU unattended: the real Triton server with models of real shapes, random weights, and this engine."""
+"""Measure a GPU unattended: the real Triton server and our own engine with models of real shape and random weights."""

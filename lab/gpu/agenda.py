@@ -1,4 +1,4 @@
-"""What is to be measured, the most valuable first, and how long each piece is thought to take on the card at hand."""
+"""What to measure, the most valuable first, and how long each level is expected to take on this card."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ COARSE, FINE, SMALL_USERS = (1, 64, 256), (16, 128, 4, 32), (1, 4)
 SHARES = (0.6, 0.85)
 LONG_TOKENS = 1000
 START_S = {"cuda": 60.0, "cpu": 12.0}
-"""Seconds to stop one server and to have another: weights, kernels, CUDA graphs."""
+"""Seconds to replace one server with another: weights, kernels, CUDA graphs."""
 LEAST_WINDOW_S = {"cuda": 10.0, "cpu": 3.0}
 WAVES, WARM_UP = 2.5, 1
 MOST_WINDOW_S = 45.0
-DRIFT_S = 2.0  # a page of metrics before and after, connections, prompts made ahead
+DRIFT_S = 2.0  # the metrics page before and after, connections, prompts generated ahead
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server: which shape, batched how, and which of its models is asked."""
+    """A server: the shape of its model, its batching, and which of its Triton models is measured."""
 
     shape: str
     batching: Batching = "in_flight"
@@ -39,15 +39,15 @@ class Served:
         return f"{self.shape} {self.batching} {self.asked}"
 
     def runs_on(self, other: Served | None) -> bool:
-        """Whether a server started for `other` can be asked this too."""
+        """Whether a server that was started for `other` can be measured as this one too."""
         return other is not None and (self.shape, self.batching) == (other.shape, other.batching)
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One level: `load` users in a closed loop, or Poisson arrivals at the share `load` of the highest rate found.
+    """One level: `load` users in a closed loop, or Poisson arrivals at a fraction `load` of the highest measured rate.
 
-    `again`: the same level a second time, to see how far two measurements of it are apart.
+    `again`: the same level a second time, to see how far apart two measurements of it are.
     """
 
     served: Served
@@ -58,7 +58,7 @@ class Item:
 
     @property
     def key(self) -> str:
-        """The name under which the point is kept."""
+        """The name under which the point is stored."""
         isl, osl = self.pair
         return f"{self.served.label} {isl}/{osl} {self.kind} {self.load:g}{' again' if self.again else ''}"
 
@@ -69,7 +69,7 @@ class Item:
 
 
 def agenda(is_small: bool = False) -> tuple[Item, ...]:
-    """Everything worth measuring, in order; what a budget does not hold is left for the next call."""
+    """Everything worth measuring, in order; what does not fit the budget is left for the next call."""
     if is_small:
         return tuple(_small())
     main = Served("llama-3.1-8b")
@@ -101,9 +101,9 @@ def _small() -> Iterator[Item]:
 
 
 def _closed(served: Served, pairs: Iterable[Pair], users: Iterable[int]) -> list[Item]:
-    """Load by load over all pairs: after a part of them every pair has a curve, if a coarse one.
+    """The closed loops, load by load over all pairs, so that every pair soon has a curve, if a coarse one.
 
-    Of long answers half as many at once: a level of 256 of them would take as long as three others.
+    Pairs with long answers have half the users: a level of 256 of them would take as long as three others.
     """
     pairs = tuple(pairs)
     return [Item(served, (isl, osl), "users", _fewer(count, osl)) for count in users for isl, osl in pairs]
@@ -120,9 +120,9 @@ def _random(served: Served, pairs: Iterable[Pair]) -> list[Item]:
 
 @dataclass(slots=True)
 class Card:
-    """What is known of the card: its device, bandwidth and product rate, and how it does against the estimate so far.
+    """What is known about the card: device, bandwidth, rate of matrix products, and how it compares with the estimate.
 
-    `slower` by server: seconds measured over seconds estimated of the last closed-loop point.
+    `slower` by server: measured over estimated seconds of the last closed-loop point.
     """
 
     device: str
@@ -131,7 +131,7 @@ class Card:
     slower: dict[str, float] = field(default_factory=dict)
 
     def e2e_s(self, served: Served, pair: Pair, users: float) -> float:
-        """About how long a request of `pair` takes with `users` in flight: bytes, products, and 2 ms a pass beside."""
+        """Rough seconds of a request of `pair` with `users` in flight: bytes, products, and 2 ms more per pass."""
         shape, (isl, osl) = SHAPES[served.shape], pair
         size = 2 if self.device == "cuda" else 4
         held = shape.kv_values_per_token * (isl + osl / 2)
@@ -141,25 +141,25 @@ class Card:
         return (prompt_s + osl * pass_s) * self.slower.get(served.label, 1.0)
 
     def learn(self, served: Served, pair: Pair, users: float, e2e_s: float) -> None:
-        """Correct the estimates for `served` by one measurement."""
+        """Correct the estimates for `served` by one measured point."""
         self.slower[served.label] = e2e_s / (self.e2e_s(served, pair, users) / self.slower.get(served.label, 1.0))
 
     def window_s(self, item: Item, e2e_s: float) -> float:
-        """How long a level of such requests is measured: two and a half of them one after another, within limits.
+        """How long a level of such requests is measured: two and a half times their duration, within limits.
 
-        Random arrivals twice the least: their percentiles need more requests.
+        For random arrivals the lower limit is twice as high, because their percentiles need more requests.
         """
         least_s = LEAST_WINDOW_S[self.device] * (2 if item.kind == "share" else 1)
         return min(MOST_WINDOW_S, max(least_s, WAVES * e2e_s))
 
     def expected_s(self, item: Item, users: float) -> float:
-        """Seconds for one level: ramp, warm-up, window, the end of the last request."""
+        """Seconds for one level: ramp-up, warm-up, window, and the end of the last requests."""
         e2e_s = self.e2e_s(item.served, item.pair, users)
         return DRIFT_S + (WARM_UP + 2) * e2e_s + self.window_s(item, e2e_s)
 
 
 def users_of(item: Item, highest: Mapping[tuple[str, Pair], float], card: Card) -> float | None:
-    """Requests in flight at an item; None for random arrivals while no closed loop has told the highest rate."""
+    """Requests in flight at an item; None for random arrivals until a closed loop has shown the highest rate."""
     if item.kind == "users":
         return item.load
     rate = highest.get((item.served.label, item.pair))
@@ -176,7 +176,7 @@ def next_item(
 ) -> Item | None:
     """The first item that is not done and fits into `left_s`, the start of another server included.
 
-    While the server that is `running` has items left that fit, no other is started: starting costs as much as several
+    While the `running` server has items left that fit, no other is started, because a start costs as much as several
     levels. None if nothing fits any more.
     """
     fitting = []

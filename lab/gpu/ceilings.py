@@ -1,4 +1,4 @@
-"""What this card can do at most: copy bandwidth and bf16 matrix products; and what it is: driver, clocks, versions.
+"""The most that this card can do, in copies and in bf16 matrix products, and what it is: driver, clocks, versions.
 
 As a program, `python -m lab.gpu.ceilings cuda`, it prints one line of JSON.
 """
@@ -23,7 +23,7 @@ REPEATS = 10
 
 
 def measure(device: str) -> dict[str, object]:
-    """Medians of ten, after three that are not counted. Copies count bytes read and bytes written."""
+    """Medians of ten calls, after three that are not counted. Copies count the bytes read and the bytes written."""
     is_cuda = device == "cuda"
     count, size = (2**31, 8192) if is_cuda else (2**24, 768)
     source = torch.empty(count, dtype=torch.bfloat16, device=device).normal_()
@@ -44,7 +44,7 @@ def measure(device: str) -> dict[str, object]:
 
 
 def timed(work: Callable[[], object], is_cuda: bool) -> float:
-    """Seconds of one call, the median of ten: by events on a GPU, by the clock elsewhere."""
+    """Seconds of one call, the median of ten, timed by events on a GPU and by the clock elsewhere."""
     for _ in range(3):
         work()
     return statistics.median(_once(work, is_cuda) for _ in range(REPEATS))
@@ -64,7 +64,7 @@ def _once(work: Callable[[], object], is_cuda: bool) -> float:
 
 
 def environment(is_cuda: bool) -> dict[str, str]:
-    """Versions, and what nvidia-smi says of the card; the host's name is left out."""
+    """Versions, and what nvidia-smi says about the card; the host's name is left out."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
     found["system"] = f"{platform.system()} {platform.release()} {platform.machine()}"
     if is_cuda:
@@ -73,7 +73,7 @@ def environment(is_cuda: bool) -> dict[str, str]:
 
 
 def card() -> dict[str, str]:
-    """What nvidia-smi says, by the name of the field; empty without it."""
+    """What nvidia-smi reports, by field; empty if there is no nvidia-smi."""
     command = ["nvidia-smi", f"--query-gpu={ASKED}", "--format=csv,noheader"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout

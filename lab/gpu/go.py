@@ -1,9 +1,10 @@
-"""On the GPU machine: make an environment from what was carried, then measure in it. Needs the standard library alone.
+"""On the GPU machine: create an environment from the carried packages, then measure in it. Needs only the standard
+library.
 
     python3 -m lab.gpu.go --budget-s 540 --out OUT [options of lab.gpu.measure]
 
-The machine's own Python is used if it has a shared libpython, which Triton's Python backend loads; else the one that
-was carried, with the machine's packages. What was made is found again by the next call on the same machine.
+The machine's own Python is used if it has a shared libpython, which Triton's Python backend loads; otherwise the
+carried one, with the machine's packages. The next call on the same machine reuses the environment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 CARRY = Path(__file__).parent / "carry"
 WORK = Path(os.environ.get("GPU_WORK", "/tmp/gpu-measure"))
 CARRIED_VARIABLE = "GPU_CARRIED_PYTHON"
-"""Set: the carried Python is used even if the machine's own would do."""
+"""If this variable is set, the carried Python is used even if the machine's own would do."""
 PACKAGES_VARIABLE = "GPU_PACKAGES"
 
 
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def has_libpython(version: str) -> bool:
-    """Whether this interpreter's shared library lies where the server is going to look for it."""
+    """Whether this interpreter's shared library is where the server will look for it."""
     name, base = f"libpython{version}.so.1.0", Path(sys.base_prefix)
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
     places = [Path(sysconfig.get_config_var("LIBDIR") or "/"), base / "lib", base / "lib64", base / "lib" / multiarch]
@@ -58,7 +59,7 @@ def unpacked_python(version: str) -> Path:
     archive = CARRY / "python.tar.xz"
     if not python.exists():
         if not archive.exists():
-            sys.exit(f"no libpython{version} here and none carried: make the folder again with gpu.pack --python")
+            sys.exit(f"no libpython{version} here and none was carried: make the folder again with gpu.pack --python")
         unpack(archive, folder)
     library = str(folder / "lib")
     os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [library, os.environ.get("LD_LIBRARY_PATH", "")]))
@@ -66,7 +67,7 @@ def unpacked_python(version: str) -> Path:
 
 
 def unpack(archive: Path, folder: Path, room: str = "") -> None:
-    """Unpack what lies under `room` in the archive into `folder`, once."""
+    """Unpack the part of the archive under `room` into `folder`, once."""
     stamp = folder / f".unpacked-{archive.name}"
     if stamp.exists():
         return
@@ -79,9 +80,9 @@ def unpack(archive: Path, folder: Path, room: str = "") -> None:
 
 
 def make_environment(folder: Path, packages: list[str], version: str) -> None:
-    """The reference server's environment as `lab.environment` would have made it.
+    """The reference server's environment, as `lab.environment` would have created it.
 
-    Its own packages come first: the server with numpy 1.26; the machine's, with torch, follow.
+    Its own packages, the server and numpy 1.26, come before the machine's, among them torch.
     """
     target = folder / "venv" / "lib" / f"python{version}" / "site-packages"
     if not (target / "pytriton").exists():

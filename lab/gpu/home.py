@@ -1,12 +1,12 @@
-"""What was measured elsewhere comes home: points for the app, and runs, step times and facts for whoever looks closer.
+"""Bring home what a GPU machine measured: points for the app, and runs, step times and facts for a closer look.
 
     python -m lab.gpu.home measured.tar.gz --name h200
 
-writes data/curves/NAME.csv (closed and open loops asked of `tensorrt_llm`, which the app shows as measured) and
-data/gpu/NAME/: facts.json, passes.csv, gpu.csv, points.csv (all, also repeats and the ensemble), and for each run
-a run-N.zip with its single requests, which `python -m calibration import` takes into a store. Of vLLM (lab.gpu.vllm)
-the points are taken anew from the requests, each with its round as its source, and the requests are kept in
-requests.csv.gz, without the times of their tokens; what these tell of decode steps is in steps.csv.
+writes data/curves/NAME.csv (the closed and open loops on `tensorrt_llm`, which the app shows as measured) and
+data/gpu/NAME/: facts.json, passes.csv, gpu.csv, points.csv (all points, with repeats and the ensemble), and for each
+run a run-N.zip with its individual requests, which `python -m calibration import` reads into a store. For vLLM
+(lab.gpu.vllm), points are computed again from the requests, with their round as the source. The requests are kept in
+requests.csv.gz without the times of their tokens; the decode steps that these show are in steps.csv.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ DATA = written("data")
 ENSEMBLE, AGAIN = " ensemble", " again"
 MOST_PASSES = 20_000
 FEWEST = 5
-"""Requests of a point that is shown: the first one of a mixture compiles its kernels, which is no latency of it."""
+"""Least requests of a point that is shown: the first request of an MoE model waits for kernels to be compiled."""
 REQUEST_COLUMNS = ("point", "isl", "osl", "sent_s", "due_s", "first_token_s", "last_token_s", "tokens", "counted")
-"""What is kept of a request; counted are those that the point is the measurement of."""
+"""The columns of a request; `counted` is whether it is one of those that the point measures."""
 
 
 @click.command()
 @click.argument("archive", type=click.Path(exists=True, path_type=Path))
 @click.option("--name", required=True, help="What the files are called, for instance h200.")
 @click.option("--data", type=click.Path(path_type=Path), default=DATA, help="Folder of curves/ and gpu/.")
-@click.option("--rehearsal", is_flag=True, help="Take what was measured with --small all the same.")
+@click.option("--rehearsal", is_flag=True, help="Accept an archive that was measured with --small.")
 def home(archive: Path, name: str, data: Path, rehearsal: bool) -> None:
     """Bring ARCHIVE, a measured.tar.gz, into the project's data."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -59,14 +59,16 @@ def home(archive: Path, name: str, data: Path, rehearsal: bool) -> None:
                 file.extractall(work, filter="data")
             facts = json.loads((work / "facts.json").read_text())
         except (tarfile.TarError, OSError, ValueError) as error:
-            raise click.UsageError(f"{archive} is no measured.tar.gz: {one_line(str(error))}") from None
+            raise click.UsageError(f"{archive} is not a measured.tar.gz: {one_line(str(error))}") from None
         if facts.get("is_small") and not rehearsal:
-            raise click.ClickException(f"{archive} was measured with --small: it is a rehearsal and no GPU's")
+            raise click.ClickException(
+                f"{archive} was measured with --small: it is a rehearsal, not a measurement of a GPU"
+            )
         click.echo(bring(work, name, data))
 
 
 def bring(work: Path, name: str, data: Path) -> str:
-    """Write what the unpacked archive `work` holds into `data`; what was written, in a line."""
+    """Write the content of the unpacked archive `work` into `data`; a line about what was written."""
     target, curves = data / "gpu" / name, data / "curves"
     target.mkdir(parents=True, exist_ok=True)
     curves.mkdir(parents=True, exist_ok=True)
@@ -114,7 +116,7 @@ def _bring_vllm(store: Store, facts: Mapping[str, dict[str, int]], target: Path,
 
 
 def _round(label: str) -> str:
-    """What the evidence calls a run of levels by.
+    """The name of a run of levels in the evidence.
 
     >>> _round("Qwen/Qwen3-32B fp8 1000/200, closed more")
     'closed loops, first'
@@ -124,8 +126,8 @@ def _round(label: str) -> str:
 
 
 def taken_anew(store: Store, run_id: int) -> Iterator[tuple[Point, Load]]:
-    """The points of a run as today's metrics take them from its requests, and these; a level without records is left
-    out."""
+    """The points of a run as today's metrics compute them from its requests, and the requests; levels without records
+    are left out."""
     run, records = store.run(run_id), store.records(run_id)
     [entry] = parse_yaml(run.plan, run.label)["lengths"]
     shared = int(entry.get("shared_prefix", 0))
@@ -160,7 +162,7 @@ def _write(points: Sequence[Point], path: Path) -> None:
 
 
 def _passes(files: Sequence[Path], target: Path) -> int:
-    """The step times of all servers in one file, thinned evenly to a number that can be kept; how many it holds."""
+    """Write the step times of all servers into one file, thinned evenly to a size that can be kept; how many it has."""
     rows = []
     for file in files:
         served = file.stem.removeprefix("steps-").rpartition("-")[0]

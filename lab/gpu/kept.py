@@ -1,4 +1,4 @@
-"""What was measured, in one file: written anew after every point, carried back into the next call."""
+"""Everything measured so far in one archive, which is rewritten after every point and given to the next call."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RECORDS = "calibration-records"
 class Kept:
     """A working folder with the store, its records, `facts.json` and CSV files; and its archive in `out`.
 
-    `facts` are what is not a point: ceilings, environment, step times, what failed. An archive of an earlier call is
-    unpacked first, if the working folder has none of its own.
+    Facts are what is not a point: ceilings, environment, step times, failures. The archive of an earlier call is
+    unpacked first, if the working folder has no store of its own.
     """
 
     def __init__(self, work: Path, out: Path, earlier: Path | None) -> None:
@@ -41,16 +41,16 @@ class Kept:
         return self.work / "facts.json"
 
     def fact(self, name: str) -> Any:
-        """What is known under `name`, None if nothing is."""
+        """The fact called `name`; None if there is none."""
         return self._facts.get(name)
 
     def learn(self, name: str, value: Any) -> None:
-        """Keep `value` under `name`."""
+        """Store `value` as the fact called `name`."""
         self._facts[name] = value
         self._file.write_text(json.dumps(self._facts, indent=1))
 
     def save(self) -> None:
-        """Write the archive; one that is there stays whole until the new one is."""
+        """Write the archive; an existing one stays intact until the new one is complete."""
         new = self.archive.with_suffix(".new")
         copy = self.work / "copy.db"
         with tarfile.open(new, "w:gz", compresslevel=3) as file:

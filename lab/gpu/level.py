@@ -1,4 +1,4 @@
-"""One level of the agenda: the right server is started, the load generator drives it, the point goes to the store."""
+"""One level of the agenda: start the right server, put the load on it, and store the point."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger("gpu")
 
 
 class Session:
-    """The server that runs, the processes of the load generator, and the store: what outlasts one level."""
+    """What outlasts one level: the running server, the processes of the load generator, and the store."""
 
     def __init__(self, kept: Kept, card: Card, watch: Watch, processes: int) -> None:
         self._kept, self._card, self._watch, self._processes = kept, card, watch, processes
@@ -44,11 +44,11 @@ class Session:
         self._keys: dict[str, Point] = dict(self._found())
 
     def done(self) -> Mapping[str, Point]:
-        """The points there are, by the key of their item."""
+        """The points measured so far, by the key of their item."""
         return self._keys
 
     def serve(self, served: Served, setup: Setup, within_s: float) -> None:
-        """Have the server that `served` needs: the one that runs, or another in its place. Raises ServerError."""
+        """Ensure that the server for `served` is running, by replacing another one if necessary. Raises ServerError."""
         if self._server is not None and served.runs_on(self.running):
             self._server.check()
             self.running = served
@@ -69,14 +69,14 @@ class Session:
         )
 
     def stop(self) -> None:
-        """End the server and the load generator."""
+        """Stop the server and the load generator."""
         self._workers.close()
         self._open.close()
         self._open, self._server, self.running = ExitStack(), None, None
         self._targets.clear()
 
     def measure(self, item: Item, users: float, highest: Mapping[tuple[str, Pair], float], ends_s: float) -> None:
-        """Measure `item` and keep its point. Raises CalibrationError; a level that `ends_s` cuts is not kept."""
+        """Measure `item` and store its point, unless `ends_s` cuts the level short. Raises CalibrationError."""
         target, e2e_s = self._target(item), self._card.e2e_s(item.served, item.pair, users)
         target = _timed(target, self._card.window_s(item, e2e_s))
         level = _level(target, item, highest)
@@ -115,7 +115,7 @@ class Session:
         )
 
     def _found(self) -> list[tuple[str, Point]]:
-        """Points of earlier calls, by the key noted for them."""
+        """Points of earlier calls, by the keys stored with them."""
         places = {tuple(place): key for key, place in (self._kept.fact("points") or {}).items()}
         found = []
         for run in self._store.runs():
@@ -126,14 +126,14 @@ class Session:
         return found
 
     def _target(self, item: Item) -> Target:
-        assert self._server is not None, "serve comes first"
+        assert self._server is not None, "call serve first"
         if item.served.label not in self._targets:
             plan = plan_of(item.served, self._server.grpc_url, self._server.metrics_url, self._processes)
             self._targets[item.served.label] = prepare(plan)
         return self._targets[item.served.label]
 
     def _run(self, item: Item, target: Target) -> int:
-        """The run of the store for the item's server, begun or gone on with."""
+        """The item's run in the store, new or continued."""
         for run in self._store.runs():
             if run.label == item.run_label:
                 self._store.restart_run(run.id)
@@ -142,14 +142,14 @@ class Session:
         return self._store.create_run(text, label=item.run_label, target=target.plan.server.url)
 
     def _with_card(self, found: Measurement) -> Measurement:
-        """The card's power, memory and clocks over the level join the server's own view."""
+        """Add the card's power, memory and clocks during the level to the server's own figures."""
         stop_s = time.time() - (found.point.e2e_mean_s or 0.0)
         start_s = stop_s - (found.point.duration_s or 0.0)
         return replace(found, server={**found.server, **self._watch.means(start_s, stop_s)})
 
 
 def highest_rates(session: Session) -> dict[tuple[str, Pair], float]:
-    """Highest requests/s of the closed loops of each server and pair; what the client could not keep up with counts."""
+    """The highest requests/s of each server and pair in closed loops, client-limited ones included."""
     found: dict[tuple[str, Pair], float] = {}
     for key, point in session.done().items():
         if point.load_kind == "concurrency" and point.verdict in USABLE and not key.endswith("again"):
@@ -160,7 +160,7 @@ def highest_rates(session: Session) -> dict[tuple[str, Pair], float]:
 
 
 def plan_of(served: Served, grpc_url: str, metrics_url: str, processes: int) -> PlanFile:
-    """The plan of one server: all pairs, and any closed-loop level, the others are chosen while it runs."""
+    """The plan of one server: all pairs, and any closed-loop level; the other levels are chosen while it runs."""
     pairs = SMALL_PAIRS if served.shape == "small" else PAIRS
     content = {
         "server": {"url": grpc_url, "model": served.asked, "metrics_url": f"http://{metrics_url}", "timeout_s": 90.0},

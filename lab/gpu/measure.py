@@ -1,8 +1,9 @@
-"""Measure this machine's GPU unattended: what fits the time given, the most valuable first, each point kept at once.
+"""Measure this machine's GPU unattended: as much as fits the given time, the most valuable first, stored at once.
 
     python -m lab.gpu.measure --budget-s 540 --out OUT [--resume measured.tar.gz] [--device cpu --small]
 
-Started by lab.gpu.go where packages are carried. Ends with 0 when nothing more fits, and again says what is left.
+On a machine without network, lab.gpu.go starts it with the carried packages. When nothing more fits, it ends with
+status 0 and says what is left.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from lab.reference.server import TRITON
 
 log = logging.getLogger("gpu")
 RESERVE_S = 12.0
-"""Kept back from the budget: a last archive, the server's end."""
+"""Seconds reserved in the budget for the last archive and the end of the server."""
 NOMINAL = {"cuda": (4.0e12, 7.0e14), "cpu": (5.0e9, 2.0e10)}
 ALLOWED_DIFFERENCE = 0.02
-"""Relative, between bf16 kernels and float32 arithmetic on the same numbers."""
+"""Largest relative difference between bf16 kernels and float32 arithmetic on the same numbers."""
 MOST_FAILURES = 2
 BENCHED = ("llama-3.1-8b", "qwen3-8b", "qwen3-1.7b", "qwen3-32b")
 
 
 @click.command()
 @click.option("--budget-s", type=float, default=540.0, show_default=True, help="Seconds that this call may take.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for what is kept.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the results.")
 @click.option("--work", type=click.Path(path_type=Path), help="Working folder; unset: OUT/work.")
-@click.option("--resume", type=click.Path(path_type=Path), help="The archive that an earlier call left.")
+@click.option("--resume", type=click.Path(path_type=Path), help="The archive of an earlier call.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--ops", type=click.Choice(["auto", "triton", "torch"]), default="auto", show_default=True)
 @click.option("--small", is_flag=True, help="A tiny model and short levels: a rehearsal.")
-@click.option("--processes", type=int, help="Of the load generator; unset: 6, on a CPU 1.")
+@click.option("--processes", type=int, help="Processes of the load generator; unset: 6, on a CPU 1.")
 def measure(
     budget_s: float,
     out: Path,
@@ -53,7 +54,7 @@ def measure(
     small: bool,
     processes: int | None,
 ) -> None:
-    """Measure until nothing fits into --budget-s any more."""
+    """Measure until nothing more fits into --budget-s."""
     ends_s = time.monotonic() + budget_s - RESERVE_S
     kept = Kept(work or out / "work", out, resume)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=_logs(kept))
@@ -76,14 +77,14 @@ def _logs(kept: Kept) -> list[logging.Handler]:
 
 
 def adopt_carried_environment() -> None:
-    """Sign an environment that lab.gpu.go made as the reference server's own would be, so that it is not made anew."""
+    """Stamp an environment that lab.gpu.go created like the reference server's own, so that it is not created again."""
     folder = TRITON.default_folder
     if (folder / "venv" / "lib" / f"python{PYTHON_VERSION}" / "site-packages" / "machine.pth").exists():
         (folder / "stamp").write_text(TRITON.stamp)
 
 
 def ceilings(kept: Kept, device: str, small: bool) -> None:
-    """Bandwidth, product rate and environment, once."""
+    """Measure bandwidth, product rate and environment, once."""
     if kept.fact("ceilings") is None:
         found = program("lab.gpu.ceilings", device, within_s=120)
         log.info("ceilings: %s", found)
@@ -93,7 +94,7 @@ def ceilings(kept: Kept, device: str, small: bool) -> None:
 
 
 def operations(kept: Kept, device: str, ops: str) -> str:
-    """Which operations the engine uses: Triton kernels where they compile and agree with plain torch."""
+    """Which operations the engine uses: Triton kernels, if they compile and agree with plain torch."""
     if ops != "auto":
         return ops
     if kept.fact("kernels") is None:
@@ -104,7 +105,7 @@ def operations(kept: Kept, device: str, ops: str) -> str:
 
 
 def bench(kept: Kept, device: str, ops: str, shapes: tuple[str, ...], ends_s: float | None = None) -> None:
-    """Step times of the engine alone, once for each shape; of those that fit the time that is left, if that counts."""
+    """Measure step times of the engine alone, once for each shape, until `ends_s` if that is given."""
     for shape in shapes:
         fits = ends_s is None or time.monotonic() + 60 < ends_s
         if fits and kept.fact(f"engine {shape}") is None:
@@ -115,7 +116,7 @@ def bench(kept: Kept, device: str, ops: str, shapes: tuple[str, ...], ends_s: fl
 
 
 def card_of(kept: Kept, device: str) -> Card:
-    """The card as measured, else as such cards are thought to be."""
+    """The card as measured, or else with the figures assumed for such cards."""
     nominal_bytes, nominal_flops = NOMINAL[device]
     found = kept.fact("ceilings")
     return Card(device, found.get("read_bytes_per_s", nominal_bytes), found.get("bf16_flops_per_s", nominal_flops))
@@ -140,7 +141,7 @@ def follow(
     setups: dict[tuple[str, str], Setup],
     ends_s: float,
 ) -> int:
-    """Measure item after item while one fits; how many are left."""
+    """Measure items until none fits any more; how many are left."""
     failures: dict[str, int] = {}
     given_up: set[str] = set()
     try:
@@ -152,7 +153,7 @@ def follow(
             if item is None:
                 return sum(item.key not in session.done() for item in items)
             users = users_of(item, highest, card)
-            assert users is not None, "an item without a load is never next"
+            assert users is not None, "an item whose load is unknown is never next"
             log.info("%s, about %.0f of %.0f s", item.key, card.expected_s(item, users), left_s)
             try:
                 session.serve(item.served, setups[item.served.shape, item.served.batching], left_s)
@@ -164,7 +165,7 @@ def follow(
                 if failures[item.key] >= MOST_FAILURES:
                     given_up.add(item.key)
                 if sum(failures.values()) >= 2 * MOST_FAILURES and not session.done():
-                    log.info("nothing works here: see server-*.log")
+                    log.info("no level could be measured: see server-*.log")
                     return len(items)
             kept.save()
     finally:

@@ -1,8 +1,8 @@
-"""Make the folder that travels to a GPU machine without network: the Triton server, Python 3.12, and wheels.
+"""Make the folder to carry to a GPU machine without network: the Triton server, Python 3.12, and wheels.
 
     python -m lab.gpu.pack [--python /path/to/python3.12] [--out lab/gpu/carry]
 
-Needs the reference server's environment (`python -m calibration serve` makes it) and, once, a package index.
+It needs the reference server's environment (created by `python -m calibration serve`) and, once, a package index.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SERVER, PYTHON, PACKAGES = "server.tar.xz", "python.tar.xz", "packages.tar.xz"
 WHEELS = written(".cache/gpu-wheels")
 VERSION = "3.12"
 LARGEST_BYTES = 56 * 2**20
-"""Of the 64 MiB that may travel, the rest is for the project itself and for what earlier calls measured."""
+"""The rest of the 64 MiB that can be carried is for the project itself and for what earlier calls measured."""
 PLATFORMS = (*(f"manylinux_2_{minor}" for minor in (31, 28, 27, 26, 24, 17)), "manylinux2014", "manylinux1")
 NOT_CARRIED = frozenset("test tests idlelib turtledemo ensurepip tkinter lib2to3 pydoc_data __pycache__".split())
 UNUSED = ("numpy/f2py/", "numpy/distutils/", "numpy/core/lib/", "sqlalchemy/testing/")
@@ -41,7 +41,7 @@ NOT_CARRIED_NAMES = ("_test", "_tkinter", "_xxtest", "config-")
 @click.option("--python", "interpreter", type=click.Path(exists=True, path_type=Path), help="A Python 3.12.")
 @click.option("--out", type=click.Path(path_type=Path), default=CARRY, show_default="lab/gpu/carry")
 def pack(interpreter: Path | None, out: Path) -> None:
-    """Make the folder to carry, say what is in it, and fail if it is too large."""
+    """Make the folder to carry and print what is in it; fails if it is too large."""
     out.mkdir(parents=True, exist_ok=True)
     ready = ensure(TRITON)
     pack_server(ready.site_packages, out / SERVER)
@@ -67,7 +67,7 @@ def pack_server(site_packages: Path, target: Path) -> None:
 
 
 def needed(programs: Iterable[Path], folder: Path) -> list[Path]:
-    """Libraries of `folder` that one of `programs` loads, as the dynamic loader finds them."""
+    """The libraries in `folder` that any of `programs` loads, as the dynamic loader finds them."""
     names: set[str] = set()
     for program in programs:
         said = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False).stdout
@@ -78,7 +78,7 @@ def needed(programs: Iterable[Path], folder: Path) -> list[Path]:
 def pack_python(interpreter: Path, target: Path) -> None:
     """A Python with its shared library, headers and standard library, for a machine whose own has no libpython.
 
-    Debug information and what no program needs (tests, IDLE, Tk) stay here.
+    Debug information and parts that no program needs (tests, IDLE, Tk) are left out.
     """
     base, version = _base_of(interpreter)
     library = f"lib/libpython{version}.so.1.0"
@@ -100,7 +100,7 @@ def _base_of(interpreter: Path) -> tuple[Path, str]:
 
 
 def _stripped(library: Path) -> bytes:
-    """The library without debug information, where `strip` is at hand."""
+    """The library, without debug information if `strip` is installed."""
     copy = CARRY / "stripped"
     try:
         subprocess.run(["strip", "--strip-unneeded", "-o", str(copy), str(library)], check=True)
@@ -132,21 +132,21 @@ def _carried(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def pinned(file: Path) -> list[str]:
-    """The wheels named in `file`, each at the version that it pins, else at the one installed here."""
+    """The wheels named in `file`, each in the version that it pins or else the one installed here."""
     lines = [line.strip() for line in file.read_text().splitlines()]
     names = [line for line in lines if line and not line.startswith("#")]
     return [name if "==" in name else f"{name}=={importlib.metadata.version(name)}" for name in names]
 
 
 def download(wheels: Sequence[str], folder: Path) -> None:
-    """Fetch `wheels` for Python 3.12 on x86-64 Linux, without what they depend on; what is there already is kept."""
+    """Fetch `wheels` for Python 3.12 on x86-64 Linux, without their dependencies; those already there are kept."""
     platforms = [part for name in PLATFORMS for part in ("--platform", f"{name}_x86_64")]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     target = ["--only-binary=:all:", "--python-version", VERSION, "--implementation", "cp", *platforms]
     done = subprocess.run([*pip, *target, "--dest", str(folder), *wheels], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-        raise click.ClickException(f"wheels cannot be had: {last}")
+        raise click.ClickException(f"wheels cannot be fetched: {last}")
 
 
 def wheel_of(pin: str, folder: Path) -> Path:
@@ -156,9 +156,9 @@ def wheel_of(pin: str, folder: Path) -> Path:
 
 
 def pack_packages(wheels: Sequence[Path], target: Path) -> None:
-    """The content of the wheels, of the server's own under ``server/``, of the others under ``site/``.
+    """The content of the wheels: the server's own under ``server/``, the others under ``site/``.
 
-    In one stream it is smaller by half than as wheels; tests, stubs and what needs a compiler are left out.
+    One stream is half as large as the wheels. Tests, stubs and files for a compiler are left out.
     """
     with tarfile.open(target, "w:xz", preset=6) as archive:
         for wheel in wheels:
@@ -179,7 +179,7 @@ def is_unused(name: str) -> bool:
 
 
 def contents(folder: Path, names: Sequence[str] = (SERVER, PYTHON, PACKAGES)) -> str:
-    """What of `names` is in `folder`, a line each, and the sum. Raises ClickException if it is more than may travel."""
+    """A line for each of `names` in `folder`, and the sum. Raises ClickException if it is too large to carry."""
     files = sorted(path for path in folder.rglob("*") if path.name in names)
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     total = sum(sizes.values())

@@ -1,4 +1,4 @@
-"""docs/gpu-measurements.md, written from what was measured: python -m lab.gpu.page NAME... [--data data]."""
+"""Write docs/gpu-measurements.md from the measurements: python -m lab.gpu.page NAME... [--data data]."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ The engine is this project's own: the reference engine's scheduler and paged KV 
 with random weights, kernels of its own for attention, vendor libraries for matrix products, and CUDA graphs to decode.
 It is **not TensorRT-LLM**, and its speed is not TensorRT-LLM's: these curves show what this engine does behind a real
 Triton server on a real GPU, and how well the planner's laws describe it. Timing does not depend on the weights; prompts
-and output lengths are forced. Asked was `tensorrt_llm` itself where nothing else is said: the ensemble's two further
-hops for each token are slower than the GPU. Where answers wait to be sent, several tokens go out in one response."""
+and output lengths are forced. Unless stated otherwise, clients called `tensorrt_llm` itself, because the ensemble's two
+further hops for each token are slower than the GPU. Tokens that wait to be sent go out together in one response."""
 
 
 WITH_VLLM = """\
@@ -52,7 +52,7 @@ random weights spreads its tokens over all experts about evenly, which a trained
 @click.option("--data", type=click.Path(path_type=Path), default=DATA)
 @click.option("--out", type=click.Path(path_type=Path), default=OUT)
 def page(names: Sequence[str], data: Path, out: Path) -> None:
-    """Write the page for the measurements called NAMES: of each what was measured, then what follows from all."""
+    """Write the page for the measurements called NAMES: what each measured, then what follows from all of them."""
     facts = {name: read_facts(data / "gpu" / name) for name in names}
     origin = {point: name for name in names for point in read_points(data / "curves" / f"{name}.csv")}
     is_vllm = any("runs" in known for known in facts.values())
@@ -73,7 +73,7 @@ def page(names: Sequence[str], data: Path, out: Path) -> None:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What is known of a measurement beside its points. Raises UsageError where there is none."""
+    """The facts of a measurement, without its points. Raises UsageError if there is no such measurement."""
     if not (folder / "facts.json").is_file():
         raise click.UsageError(
             f"{folder} holds no measurements: bring them with python -m lab.gpu.home --name {folder.name}"
@@ -120,7 +120,7 @@ def _asked(point: Point) -> str:
 
 
 def spread(points: Sequence[Point]) -> str:
-    """Levels that were measured twice."""
+    """The levels that were measured twice, as a table."""
     twice: dict[tuple[object, ...], list[Point]] = defaultdict(list)
     for point in points:
         asked = "" if "; " in point.source else point.source.rpartition(", ")[2].split(" at ")[0]
@@ -138,9 +138,8 @@ SPREAD = ("requests_per_s", "ttft_mean_s", "itl_mean_s")
 def quality(
     deployment: Deployment, points: Sequence[Point], facts: Mapping[str, Any], steps: Sequence[DecodeSteps]
 ) -> str:
-    """The law fitted to the closed loops, beside what the card allows and the decode steps that tokens tell of, and
-    what it says of the random arrivals that it has not seen, with the estimate that stands before anything is
-    measured."""
+    """The law fitted to the closed loops, compared with what the card allows, with the decode steps seen in the times
+    of tokens, and with the random arrivals that it has not seen, next to the estimate made before any measurement."""
     title = f"## Fit: {deployment.model} in {deployment.precision}, {deployment.gpu}, {deployment.engine}"
     closed = [point for point in points if point.load_kind == "concurrency" and not point.void]
     try:
@@ -163,7 +162,7 @@ def quality(
 
 
 def decoding(fitted: Fit, points: Sequence[Point], steps: Sequence[DecodeSteps]) -> str:
-    """Decode steps by their sequences, beside the fitted law."""
+    """Decode steps by their number of sequences, compared with the fitted law."""
     rows = []
     lengths = {(point.isl, point.osl): point.lengths for point in points}
     for step in steps:
@@ -192,7 +191,7 @@ def _errors(fitted: Fit, name: str) -> str:
 
 
 def coefficients(fitted: Fit, facts: Mapping[str, Any]) -> str:
-    """What a step costs by the law, beside the least that the ceilings of the card allow; of a dense model."""
+    """What a step of a dense model costs by the law, compared with the least that the ceilings of the card allow."""
     model, found, precision = catalogued(fitted.deployment.model), facts["ceilings"], fitted.deployment.precision
     if model is None or model.kind != "dense" or precision not in WEIGHT_BYTES:
         return ""
@@ -237,7 +236,7 @@ def _unit(seconds: float) -> str:
 UNLIMITED = Sla(Limit("ttft", 95, 1e6))
 WEIGHT_BYTES, KV_BYTES = {"bf16": 2, "fp8": 1}, 2
 EXAMPLE = (128, 1100)
-"""Sequences and tokens of context of a step that is reckoned as a whole."""
+"""Sequences and context tokens of a step whose total time is compared."""
 UNITS = ((1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -269,7 +268,7 @@ def _predicted(fitted: Fit, points: Iterable[Point]) -> Iterator[tuple[str, ...]
 
 
 def answers(points: Sequence[Point]) -> str:
-    """What the planner answers for the first mix of each deployment, and for the same from the estimate alone."""
+    """The planner's answer for the first mix of each deployment, and its answer from the estimate alone."""
     rows = []
     for deployment, own in by_deployment(points):
         mix, rate = own[0].lengths, ANSWERED_PER_S
@@ -296,7 +295,7 @@ ANSWERED: Mapping[str, Any] = {"ttft": "p95:500ms", "itl": "p95:50ms"}
 
 
 def engine_alone(facts: Mapping[str, Any]) -> str:
-    """Passes without Triton, beside what the ceilings allow."""
+    """Passes without Triton, compared with what the ceilings allow."""
     found = facts["ceilings"]
     rows = []
     for name, told in facts.items():
@@ -313,7 +312,7 @@ def engine_alone(facts: Mapping[str, Any]) -> str:
 
 
 def passes(file: Path) -> str:
-    """Passes while serving: time on the card, and from one pass to the next."""
+    """Passes while serving: their time on the card, and the time from one pass to the next."""
     if not file.exists():
         return ""
     groups: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The real Triton server on a repository whose `tensorrt_llm` runs a model of real shape on this machine's GPU."""
+"""The real Triton server with a repository whose `tensorrt_llm` runs a model of real shape on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READY_WITHIN_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is served: a shape by its short name, how it batches, its limits, and which operations compute it."""
+    """What is served: the shape by its short name, its batching and limits, and the operations that compute it."""
 
     shape: str
     batching: Batching
@@ -52,7 +52,7 @@ class Setup:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens of context that fit beside the weights; no more than all requests at their longest can hold."""
+        """Context tokens that fit beside the weights, at most those of all requests at their longest."""
         wanted = self.max_batch_size * self.max_sequence_tokens
         if self.device == "cpu":
             return min(wanted, 65_536)
@@ -60,7 +60,7 @@ class Setup:
         return min(wanted, int(free / (self.real.kv_values_per_token * self.value_bytes)))
 
     def settings(self) -> Settings:
-        """For the reference server, on any free ports; the tokenizer keeps the reference's small vocabulary."""
+        """Settings for the reference server, on any free ports; the tokenizer keeps its small vocabulary."""
         return Settings(
             batching=self.batching,
             grpc_port=0,
@@ -76,7 +76,7 @@ class Setup:
 
 
 class GpuServer(ReferenceServer):
-    """A reference server whose engine is the one of lab/gpu/engine; its passes are timed into `steps_file`."""
+    """A reference server with the engine of lab/gpu/engine, whose step times are written to `steps_file`."""
 
     ready_within_s = READY_WITHIN_S
 
@@ -96,7 +96,7 @@ class GpuServer(ReferenceServer):
 
 
 def parameters(setup: Setup, machine: Machine, steps_file: Path) -> dict[str, str]:
-    """The parameters of `tensorrt_llm` that are not the reference engine's."""
+    """The parameters of `tensorrt_llm` that the reference engine does not have."""
     real = setup.real
     return {
         "shape": setup.shape,
@@ -116,16 +116,16 @@ def parameters(setup: Setup, machine: Machine, steps_file: Path) -> dict[str, st
 
 
 def kernels_agree(device: str) -> dict[str, float | str]:
-    """Whether this machine's kernels compute what plain torch does: {"difference": ...} or {"why": ...}.
+    """Whether this machine's kernels compute the same as plain torch: {"difference": ...} or {"why": ...}.
 
-    In a process of its own: a kernel that breaks the device takes its process with it.
+    It runs in its own process, because a kernel that breaks the device ends its process.
     """
     precision = "bf16" if device == "cuda" else "fp32"
     return program("lab.gpu.engine.check", device, precision, within_s=180)
 
 
 def program(module: str, *arguments: str, within_s: float) -> dict[str, float | str]:
-    """What a program of this project prints last, as JSON; {"why": ...} if it fails or takes too long.
+    """The last line that a program of this project prints, from JSON; {"why": ...} if it fails or takes too long.
 
     It runs in the server's environment, which has torch.
     """

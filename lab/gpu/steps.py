@@ -1,8 +1,8 @@
-"""Decode steps by the sequences in them, from when the tokens of a measurement came.
+"""Decode steps by their number of sequences, from the times when the tokens of a measurement arrived.
 
-A request gets a token from every iteration that it is in. So the time between two of its tokens is that of an
-iteration, and one that only decodes where no other request got its first token meanwhile. What single tokens wait
-for on their way to the client cancels in the median.
+A request gets a token from every iteration that it is in, so the time between two of its tokens is that of an
+iteration; of one that only decodes, if no other request got its first token meanwhile. Delays of single tokens on their
+way to the client cancel out in the median.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from sizing.numbers import Floats
 from sizing.points import Point
 
 LATE_S = 5e-3
-"""A first token comes to the client up to so much after the other tokens of its iteration."""
+"""A first token reaches the client at most this much later than the other tokens of its iteration."""
 BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 """Upper ends of the groups of batches: vLLM's kernels for fp8 change at 16, 64 and 128."""
 FEWEST = 100
-"""Gaps of a group that is shown."""
+"""Least number of gaps in a group that is shown."""
 
 
 class DecodeSteps(NamedTuple):
-    """Steps with `above` to `most` sequences, the first not included: how many tokens tell of them, their mean number
-    of sequences, and the median of their times in seconds."""
+    """Steps with more than `above` and at most `most` sequences: how many tokens show them, their mean number of
+    sequences, and the median of their times in seconds."""
 
     model: str
     precision: str
@@ -42,7 +42,7 @@ class DecodeSteps(NamedTuple):
 
 
 def decode_gaps(log: RequestLog) -> tuple[Floats, Floats]:
-    """Of each pair of tokens between which the engine only decoded: the sequences that did, and the seconds between,
+    """For each pair of tokens between which the engine only decoded: its sequences, and the seconds between the tokens,
     both of shape (pairs,)."""
     ends = np.cumsum(log.chunks)
     served = (log.chunks > 1) & ~log.failed
@@ -60,7 +60,7 @@ def decode_gaps(log: RequestLog) -> tuple[Floats, Floats]:
 
 
 def decode_steps(measured: Iterable[tuple[Point, RequestLog]]) -> list[DecodeSteps]:
-    """By model, precision and lengths, the steps of all levels together."""
+    """The steps of all levels together, by model, precision and lengths."""
     gaps: dict[tuple[str, str, float, float], list[tuple[Floats, Floats]]] = {}
     for point, log in measured:
         gaps.setdefault((point.model, point.precision, point.isl, point.osl), []).append(decode_gaps(log))
@@ -76,7 +76,7 @@ def decode_steps(measured: Iterable[tuple[Point, RequestLog]]) -> list[DecodeSte
 
 
 def write_steps(path: Path, steps: Iterable[DecodeSteps]) -> None:
-    """Write them as a table."""
+    """Write the steps as a table."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(DecodeSteps._fields)
@@ -84,7 +84,7 @@ def write_steps(path: Path, steps: Iterable[DecodeSteps]) -> None:
 
 
 def read_steps(path: Path) -> list[DecodeSteps]:
-    """What `write_steps` wrote; nothing where there is no such table."""
+    """Read what `write_steps` wrote; empty if there is no such table."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:

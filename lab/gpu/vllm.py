@@ -2,9 +2,9 @@
 
     python -m lab.gpu.vllm --budget-s 1200 --out OUT
 
-A server with vLLM's own defaults for each model. For each of its mixes of lengths closed loops and Poisson arrivals
-take turns, so that a drift shows in the levels measured twice. What is measured is kept after every run of levels.
-Several calls measure one list: a mix that an earlier call began goes on where it ended.
+Each model has a server with vLLM's own defaults. For each mix of lengths, closed loops and Poisson arrivals take turns,
+so that a drift shows in the levels that are measured twice. Results are saved after every run of levels. Several calls
+work through one list: a mix that an earlier call began is continued.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ NAME = "model"
 READY_WITHIN_S = 330.0
 RESERVE_S = 15.0
 LEAST_S = 60.0
-"""A server is not started for less: it takes two minutes with its compilation."""
+"""No server is started for less time: a start takes two minutes with its compilation."""
 LEVELS = ((1, 21, 89), (5, 40))
-"""Users of the closed loops, in two rounds; between them and after them come random arrivals. At powers of two
-an engine is fastest for its batch."""
+"""Users of the closed loops, in two rounds; random arrivals follow each of them. At powers of two an engine is fastest
+for its batch."""
 WARM_USERS, WARM_S = (1, 16, 128), 3.0
 SHARES = (0.5, 0.7, 0.85)
 SLOTS = 256
@@ -56,7 +56,7 @@ SLOTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Lengths, of which `shared` tokens at the head are the same in all prompts; how many rounds of random arrivals,
+    """Lengths, where the first `shared` tokens are the same in all prompts; the number of rounds of random arrivals,
     and how long each level is measured."""
 
     isl: int
@@ -79,7 +79,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model of the catalogue, the fields of its config.json, its precision, what it is asked, and options of vLLM."""
+    """A model of the catalogue: the fields of its config.json, its precision, its mixes, and options of vLLM."""
 
     model: str
     precision: str
@@ -179,7 +179,7 @@ REHEARSAL = (
 
 
 def write_model(folder: Path, served: Served) -> None:
-    """A config.json and a tokenizer with a word for each entry of the vocabulary."""
+    """Write a config.json, and a tokenizer with a word for each entry of the vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(served.config))
     size = int(served.config["vocab_size"])
@@ -215,7 +215,7 @@ class Running:
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_USE_FLASHINFER_SAMPLER": "0",  # FlashInfer is not carried; requests here are greedy
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",  # FlashInfer is not carried along; requests here are greedy
             "VLLM_CACHE_ROOT": str(kept.work / "served" / "cache"),
         }
         with self.log.open("wb") as out:
@@ -239,14 +239,14 @@ class Running:
         raise ServerError(f"vLLM was not ready within {within_s:.0f} s: {last_error(self.log)}")
 
     def stop(self) -> None:
-        """End the server and its engine."""
+        """Stop the server and its engine."""
         self._process.terminate()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        time.sleep(2)  # the engine's process gives the card's memory back
+        time.sleep(2)  # the engine's process frees the card's memory
 
 
 def plan_of(served: Served, mix: Mix, url: str, gpu: str, seed: int, processes: int, **loads: Any) -> PlanFile:
@@ -283,7 +283,7 @@ class Measuring:
     ends_s: float
 
     def server(self, served: Served, program: Sequence[str], port: int) -> None:
-        """Start a server and measure its mixes, as far as the time goes. Raises ServerError if it does not start."""
+        """Start a server and measure its mixes while time is left. Raises ServerError if it does not start."""
         started_s = time.monotonic()
         running = Running(served, self.kept, port, program, min(READY_WITHIN_S, self.ends_s - started_s))
         try:
@@ -299,7 +299,7 @@ class Measuring:
             self.kept.save()
 
     def warm_up(self, served: Served, url: str) -> None:
-        """Requests that are not kept: what is compiled when it is first used, as a mixture's kernels are, is then."""
+        """Send requests that are not kept: what is compiled on first use, such as an MoE model's kernels, then is."""
         plan = plan_of(
             served, served.mixes[0], url, self.gpu, 99, self.processes, concurrency=[*WARM_USERS], budget_s=WARM_S
         )
@@ -307,7 +307,7 @@ class Measuring:
             run(plan, Store(f"sqlite:///{folder}/warm.db"), bar)
 
     def mix(self, served: Served, mix: Mix, url: str) -> None:
-        """Measure what `mix` still lacks, as far as the time goes."""
+        """Measure what `mix` still lacks while time is left."""
         first, *others = mix.levels
         self.closed(served, mix, url, "closed first", first)
         most_per_s = max(point.requests_per_s for point in self.points(served, mix, "closed first"))
@@ -322,7 +322,7 @@ class Measuring:
         self.run(served, mix, url, name, concurrency=[*users], budget_s=mix.closed_s)
 
     def run(self, served: Served, mix: Mix, url: str, name: str, **loads: Any) -> None:
-        """One run of levels, if it is not there and the time is. Each has arrivals and lengths of its own."""
+        """One run of levels, if it is still missing and time is left. Each has its own arrivals and lengths."""
         label = f"{served.label} {mix.label}, {name}"
         done = self.kept.fact("runs") or {}
         if label in done or time.monotonic() > self.ends_s:
@@ -345,7 +345,7 @@ class Measuring:
 
 
 def told(point: Point) -> str:
-    """A point in a line."""
+    """A point as a line of text."""
     names = ("ttft_mean_s", "ttft_p95_s", "itl_mean_s", "e2e_mean_s")
     values = [(name, getattr(point, name)) for name in names]
     times = ", ".join(f"{name.removesuffix('_s')} {1000 * value:.1f} ms" for name, value in values if value)
@@ -355,11 +355,11 @@ def told(point: Point) -> str:
 
 @click.command()
 @click.option("--budget-s", type=float, default=540.0, show_default=True, help="Seconds that this call may take.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the archive of what is kept.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the archive of results.")
 @click.option("--work", type=click.Path(path_type=Path), help="Working folder; unset: OUT/work.")
-@click.option("--resume", type=click.Path(path_type=Path), help="The archive that an earlier call left.")
+@click.option("--resume", type=click.Path(path_type=Path), help="The archive of an earlier call.")
 @click.option("--python", "program", default=sys.executable, show_default="this one", help="With vLLM.")
-@click.option("--processes", type=int, default=6, show_default=True, help="Of the load generator.")
+@click.option("--processes", type=int, default=6, show_default=True, help="Processes of the load generator.")
 @click.option("--only", multiple=True, help="Of the models, by name.")
 @click.option("--rehearsal", is_flag=True, help="A tiny model and short levels, on vLLM for CPUs.")
 def measure(
@@ -372,7 +372,7 @@ def measure(
     only: Sequence[str],
     rehearsal: bool,
 ) -> None:
-    """Measure until the agenda or the time is over."""
+    """Measure until the agenda is done or the time is over."""
     ends_s = time.monotonic() + budget_s - RESERVE_S
     kept = Kept(work or out / "work", out, resume)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=_logs(kept))
@@ -389,7 +389,7 @@ def measure(
             except ServerError as error:
                 log.info("%s: %s", served.label, error)
                 if not number:
-                    break  # most likely no other starts, and the machine's time is short
+                    break  # most likely no other one starts either, and the machine's time is short
     log.info("over, %.0f s left", ends_s - time.monotonic())
 
 
@@ -398,7 +398,7 @@ def _logs(kept: Kept) -> list[logging.Handler]:
 
 
 def gpu_of(kept: Kept, python: str) -> str:
-    """The catalogue's name of this machine's GPU; its ceilings are measured, once, before a server has it."""
+    """The catalogue's name of this machine's GPU; measures its ceilings once, before a server occupies it."""
     if kept.fact("ceilings") is None:
         code = "import json; from lab.gpu import ceilings; print(json.dumps(ceilings.measure('cuda')))"
         said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -1,9 +1,9 @@
-"""Make what lets a GPU machine without network run vLLM: its wheel without what the card does not use, and packages.
+"""Pack vLLM for a GPU machine without network: its wheel without what the card does not use, and further packages.
 
     python -m lab.gpu.vllm_pack [--out lab/gpu/carry]
 
-vLLM must be one for the machine's own torch (0.20 to 0.26 are for 2.11). Of its 240 MiB some 26 travel: a library of
-CUDA kernels holds them for a dozen kinds of GPU, and what is written over with zeros packs to nothing.
+The version of vLLM must fit the machine's own torch (0.20 to 0.26 fit 2.11). About 26 of its 240 MiB are carried: a
+library of CUDA kernels holds them for a dozen kinds of GPU, and those overwritten with zeros compress to nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ARCHITECTURE = 90
 FATBIN, PTX, CUBIN = b"\x50\xed\x55\xba", 1, 2
 UNUSED = ("vllm/benchmarks/", "vllm/third_party/fmha_sm100/", "mistral_common/data/", "pycountry/locales/")
 UNUSED_NAMES = ("vllm/vllm-rs", "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so")
-"""A server in Rust, and FlashAttention 2, whose place on this card FlashAttention 3 has."""
+"""A server in Rust, and FlashAttention 2, which FlashAttention 3 replaces on this card."""
 UNUSED_ENDINGS = (".jpg", *(f"cpython-3{minor}-x86_64-linux-gnu.so" for minor in (10, 11, 13, 14)))
 
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=CARRY, show_default="lab/gpu/carry")
 def pack(out: Path) -> None:
-    """Make vllm.tar.xz and site.tar.xz, and say how large they are."""
+    """Make vllm.tar.xz and site.tar.xz, and print their sizes."""
     out.mkdir(parents=True, exist_ok=True)
     lines = (HERE / "vllm_wheels.txt").read_text().splitlines()
     first, *others = [line for line in lines if line and not line.startswith("#")]
@@ -41,7 +41,7 @@ def pack(out: Path) -> None:
 
 
 def pack_wheels(wheels: list[Path], target: Path) -> None:
-    """The content of `wheels` in one stream, kernels of other GPUs blanked."""
+    """The content of `wheels` in one stream, with the kernels of other GPUs blanked."""
     with tarfile.open(target, "w:xz", preset=6) as archive:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as file:
@@ -52,7 +52,7 @@ def pack_wheels(wheels: list[Path], target: Path) -> None:
 
 
 def is_left_out(name: str) -> bool:
-    """Whether a file of a wheel does not travel. vLLM compiles some kernels there, so its headers do.
+    """Whether a file of a wheel is left out. Headers are kept, because vLLM compiles some kernels on the machine.
 
     >>> is_left_out("vllm/benchmarks/serve.py"), is_left_out("vllm/third_party/deep_gemm/include/cute/util.hpp")
     (True, False)
@@ -64,9 +64,9 @@ def is_left_out(name: str) -> bool:
 def blanked(library: bytes, architecture: int = ARCHITECTURE) -> bytes:
     """A shared library with zeros in place of the machine code of other GPUs and of all code to be compiled (PTX).
 
-    Kernels lie in containers of the CUDA compiler: a header (magic number, version, its own size, the size of what
-    follows), then entries of (kind, header size, size) and, at byte 28, the compute capability. The driver loads the
-    entry of its own card and does not look into others. Sizes and places stay, so the library loads as before.
+    The CUDA compiler puts kernels into containers: a header (magic number, version, its own size, the size of what
+    follows), then entries with (kind, header size, size) and, at byte 28, the compute capability. The driver loads the
+    entry for its own card and ignores the others. Sizes and offsets do not change, so the library loads as before.
     """
     content, place = bytearray(library), 0
     while (place := content.find(FATBIN, place)) >= 0:

@@ -1,4 +1,4 @@
-"""The card while it works: power, memory, utilisation and clocks by NVML, twice a second, into a CSV file."""
+"""Record the card's power, memory, utilisation and clocks twice a second into a CSV file, by NVML or nvidia-smi."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Reading = tuple[float, ...]
 
 
 class Watch:
-    """Reads the card in a thread while open; `means` of a span become facts of a point. Without a card it is silent."""
+    """Reads the card in a thread while open; `means` over a span become facts of a point. Idle without a card."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -40,7 +40,7 @@ class Watch:
             self._thread.join()
 
     def means(self, start_s: float, stop_s: float) -> dict[str, float]:
-        """Means of the readings between two times (time.time), named as the points' other server figures."""
+        """Means of the readings between two times (time.time), named like the other server figures of points."""
         inside = [reading for at_s, reading in tuple(self._kept) if start_s <= at_s <= stop_s]
         if not inside:
             return {}
@@ -68,7 +68,7 @@ class Watch:
 
 
 def reader() -> Callable[[], Reading | None] | None:
-    """How to read the card: the NVML package, else nvidia-smi; None where there is no card."""
+    """How to read the card: by the NVML package, or else by nvidia-smi; None if there is no card."""
     try:
         import pynvml
 

@@ -26,7 +26,7 @@ class VllmBehindTriton(TritonServer[BehindTriton]):
         with VllmBehindTriton(BehindTriton(grpc_port=0, http_port=0, metrics_port=0)) as server:
             client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
 
-    Tritonserver is the reference server's, the backend is lab/vllm/triton_backend.py and runs in vLLM's environment.
+    The tritonserver is the reference server's; the backend, lab/vllm/triton_backend.py, runs in vLLM's environment.
 
     Raises:
         ServerError: on entering, in one line: a port in use, no usable environment, or a server that did not start.

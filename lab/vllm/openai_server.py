@@ -1,9 +1,10 @@
 """vLLM's OpenAI server, run as a program in vLLM's environment, with the options of `vllm serve`.
 
-To look at a model's class vLLM starts a process of its own, so that no GPU is initialised, and that process imports
-vLLM and torch once more: ten seconds of CPU at every start. Here is no GPU, so the server looks at the class itself.
+To inspect a model's class without initialising a GPU, vLLM starts another process, which imports vLLM and torch once
+more: ten seconds of CPU at every start. There is no GPU here, so the server inspects the class itself.
 
-Its platform for CPUs turns asynchronous scheduling off, whatever it was told. At the pace of a GPU it means something.
+vLLM's platform for CPUs always turns asynchronous scheduling off. At the pace of a GPU it makes a difference, so here
+the option decides.
 """
 
 import runpy

@@ -1,8 +1,8 @@
-"""The pace of a GPU for a vLLM on a CPU: how long each step lasts, from a database of kernel timings.
+"""The pace of a GPU for vLLM on a CPU: how long each step lasts, from a database of kernel timings.
 
-A CPU's steps are long, and they take the cores that API server and client need; a GPU's do not. Held to a table of step
-times, with a model so small that its own take no part, vLLM runs as it does beside a GPU: what is then measured is its
-scheduler, its cache and its servers, at the kernels' pace, and again the same an hour later.
+On a CPU, steps are long and occupy the cores that the API server and the client need; on a GPU they do not. With a
+model so small that its own steps hardly count, and step times from a table, vLLM runs as it does with a GPU. What is
+measured then is its scheduler, its cache and its servers at the pace of the kernels, repeatable at any time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sizing.estimate import kernels
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 CONTEXTS = (32, 128, 256, 512, 1024, 2048, 4096)
 SMALLEST: Mapping[str, Any] = {"hidden": 64, "layers": 1, "heads": 2, "kv_heads": 1}
-"""The model that is really computed: the smallest that vLLM's attention on CPUs accepts."""
+"""The model that is actually computed: the smallest that vLLM's attention on CPUs accepts."""
 FORM = "MODEL,GPU,TP,PRECISION"
 PROMPT_TOKENS = (16, 64, 128, 256, 512, 768, 1024, 2048, 4096)
 
@@ -55,7 +55,9 @@ class Pace:
             model, chip = catalog.model(self.model), catalog.gpu(self.gpu)
             engine = kernels.open_engine(model, chip.id, "vllm", Layout(self.tp), self.precision)
         except (CatalogueError, EstimateUnavailable) as error:
-            raise ServerError(f"no pace of {self.model} on {self.tp} {self.gpu} in {self.precision}: {error}") from None
+            raise ServerError(
+                f"no step times for {self.model} on {self.tp} {self.gpu} in {self.precision}: {error}"
+            ) from None
         decode = [[engine.decode_s(batch, context) for context in CONTEXTS] for batch in BATCHES]
         mixed = [
             [[engine.mixed_s(tokens, batch, context) for context in CONTEXTS] for batch in (0, *BATCHES)]

@@ -149,7 +149,7 @@ def test_the_page_has_every_part_for_what_was_measured(tmp_path: Path) -> None:
 def test_what_is_no_archive_of_measurements_is_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
     (archive := tmp_path / "measured.tar.gz").write_bytes(content)
     done = CliRunner().invoke(home, [str(archive), "--name", "card", "--data", str(tmp_path / "data")])
-    assert done.exit_code == 2 and f"Error: {archive} is no measured.tar.gz: " in done.output
+    assert done.exit_code == 2 and f"Error: {archive} is not a measured.tar.gz: " in done.output
     assert not (tmp_path / "data").exists()
 
 

@@ -1,1 +1,1 @@
-"""The reference engine's model for a GPU: paged attention and fused steps as Triton kernels, CUDA graphs to decode."""
+"""The reference engine's model for a GPU: Triton kernels for paged attention and fused steps, CUDA graphs to decode."""

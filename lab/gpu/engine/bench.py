@@ -1,4 +1,4 @@
-"""Step times of the engine alone, without Triton or requests: decoding over batch and context, prompts over length.
+"""Step times of the engine alone, without Triton or requests: decoding by batch and context, prompts by length.
 
 As a program, `python -m lab.gpu.engine.bench SHAPE DEVICE OPS`, it prints one line of JSON: a list of timed passes.
 """
@@ -23,7 +23,7 @@ SMALL_DECODING, SMALL_PROMPTS = ((1, 64), (8, 64)), (64,)
 
 
 def bench(shape: RealShape, device: torch.device, ops: str) -> list[dict[str, float]]:
-    """Seconds of each pass, medians of ten, with what it must at least read and compute."""
+    """Seconds of each pass, the median of ten, and the least that it must read and compute."""
     is_cuda = device.type == "cuda"
     dtype = torch.bfloat16 if is_cuda else torch.float32
     decoding, prompts = (DECODING, PROMPTS) if is_cuda else (SMALL_DECODING, SMALL_PROMPTS)
@@ -54,7 +54,7 @@ def bench(shape: RealShape, device: torch.device, ops: str) -> list[dict[str, fl
 
 
 def decoding_step(cache: KvCache, batch: int, context: int, device: torch.device) -> Pass:
-    """One token for each of `batch` requests that hold `context` tokens, each in slots of its own."""
+    """A pass that decodes one token of each of `batch` requests with `context` tokens, each in slots of its own."""
     rows = torch.arange(batch, device=device)
     cache.table[:batch, :context] = torch.arange(batch * context, device=device).view(batch, context)
     last = torch.full((batch,), context - 1, device=device)
@@ -62,7 +62,7 @@ def decoding_step(cache: KvCache, batch: int, context: int, device: torch.device
 
 
 def prompt_step(tokens: int, device: torch.device) -> Pass:
-    """A whole prompt in one pass, in the first row of the cache's table."""
+    """A pass that reads a whole prompt, in the first row of the cache's table."""
     ids = torch.zeros(tokens, dtype=torch.long, device=device)
     chunk = Chunk(first=0, rows=tokens, table_row=0, start=0)
     return Pass(ids, torch.arange(tokens, device=device), ids, 0, (chunk,), ids[:1] + tokens - 1)

@@ -1,4 +1,4 @@
-"""The engine behind `tensorrt_llm` on a GPU: the reference engine's scheduler and cache with a model of real shape."""
+"""The engine behind `tensorrt_llm` on a GPU: the reference engine's scheduler and cache, and a model of real shape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Engine = InFlightEngine | StaticEngine
 
 
 def build_engine(parameters: Mapping[str, str]) -> tuple[Engine, Limits]:
-    """As the reference engine's own, with the `shape` of a real model in place of the small one."""
+    """As the reference engine's function, but with the `shape` of a real model instead of the small one."""
     device = torch.device(parameters["device"])
     dtype = torch.float32 if parameters["precision"] == "fp32" else torch.bfloat16
     shape = SHAPES[parameters["shape"]]
@@ -46,7 +46,7 @@ def build_engine(parameters: Mapping[str, str]) -> tuple[Engine, Limits]:
         device=device,
         dtype=dtype,
     )
-    if parameters["ops"] == "triton":  # plain torch looks at the longest context on the host, which no graph can
+    if parameters["ops"] == "triton":  # plain torch looks up the longest context on the host, which a graph cannot do
         model.capture(cache, graph_sizes(batch))
     budget = int(parameters["token_budget"])
     if parameters["gpt_model_type"] == "V1":
@@ -56,12 +56,12 @@ def build_engine(parameters: Mapping[str, str]) -> tuple[Engine, Limits]:
 
 
 def operations(name: str) -> ModuleType:
-    """The module `triton_ops` or `torch_ops`; which of them is right for a machine is found by lab.gpu.engine.check."""
+    """The module `triton_ops` or `torch_ops`; lab.gpu.engine.check finds out which of them suits a machine."""
     return importlib.import_module(f"lab.gpu.engine.{name}_ops")
 
 
 def graph_sizes(batch: int) -> list[int]:
-    """Batch sizes to capture: 1, 2, 4, 8, then steps of 8 up to 64, of 32 up to 256, of 64 beyond, and `batch` itself.
+    """Batch sizes to capture: 1, 2, 4, 8, then in steps of 8 to 64, of 32 to 256, of 64 beyond, and `batch` itself.
 
     >>> graph_sizes(20)
     [1, 2, 4, 8, 16, 20]

@@ -1,7 +1,7 @@
 """Whether the kernels of a device compute what plain torch computes: on random numbers, before anything is timed.
 
-As a program, `python -m lab.gpu.engine.check cuda bf16 [triton]`, it prints {"difference": ...}; a compiler that fails
-there, or a kernel that breaks the device, takes no more than this process with it.
+As a program, `python -m lab.gpu.engine.check cuda bf16 [triton]`, it prints {"difference": ...}; if a compiler fails,
+or a kernel breaks the device, only this process is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONTEXTS = (1, 15, 64, 65, 700)
 
 
 class Case(NamedTuple):
-    """Random inputs of the operations: a cache of `keys` and `values`, and requests that hold `CONTEXTS` tokens."""
+    """Random inputs of the operations: a cache of `keys` and `values`, and requests with `CONTEXTS` tokens."""
 
     packed: Tensor
     angles: tuple[Tensor, Tensor]
@@ -35,9 +35,9 @@ class Case(NamedTuple):
 
 
 def worst_difference(ops: ModuleType, device: torch.device, dtype: torch.dtype, seed: int = 0) -> float:
-    """Largest of |found - expected| / |expected| (norms) over all operations of `ops`; NaN if any result is NaN.
+    """The largest |found - expected| / |expected| (norms) over all operations of `ops`; NaN if any result is NaN.
 
-    Expected is `torch_ops` in float32 on the same numbers; memory that must be written is poisoned before.
+    Expected are the results of `torch_ops` in float32 on the same numbers; memory to be written is poisoned first.
     """
     case = random_case(seed, device, dtype)
     exact = Case(*(_upcast(part) for part in case))
@@ -47,7 +47,7 @@ def worst_difference(ops: ModuleType, device: torch.device, dtype: torch.dtype, 
 
 
 def results(ops: ModuleType, case: Case) -> list[Tensor]:
-    """Query and cache after rotating and storing, attention of one query each, the gated product."""
+    """The results: query and cache after rotating and storing, attention of single queries, the gated product."""
     keys, values = case.keys.clone(), case.values.clone()
     slots = case.table[case.rows, case.positions]
     keys[slots], values[slots] = torch.nan, torch.nan

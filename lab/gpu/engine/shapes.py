@@ -1,4 +1,4 @@
-"""Shapes of real models, from their published configurations; what they weigh and what a token of context holds."""
+"""Shapes of real models, from their published configurations, with the sizes of their weights and of their KV cache."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RealShape:
-    """Size of a dense model. `name` is the catalogue's; `inner` the width of its feed-forward layer.
+    """The size of a dense model. `name` is the catalogue's; `inner` is the width of the feed-forward layer.
 
-    `has_qk_norm`: queries and keys are normalised head by head (Qwen3). `longest` is the context it was trained for.
+    `has_qk_norm`: queries and keys are normalised head by head (Qwen3). `longest` is the context of its training.
     """
 
     name: str
@@ -36,18 +36,18 @@ class RealShape:
 
     @property
     def parameters(self) -> int:
-        """Weights of the matrices; norms are left out, and the output head counts of its own though it may be tied."""
+        """The number of weights in matrices: without norms, and with the output head even if it is tied."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.inner) + 2 * self.vocab_size * self.hidden
 
     @property
     def step_weights(self) -> int:
-        """Weights that one forward pass reads: all but the embedding, of which it takes a row for each token."""
+        """The number of weights that one forward pass reads: all but the embedding, of which it reads rows."""
         return self.parameters - self.vocab_size * self.hidden
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers in the KV cache for one token of context."""
+        """How many numbers the KV cache holds for one token of context."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 

@@ -1,4 +1,4 @@
-"""How long the engine's own forward passes take, by CUDA events, and what was in them; written as CSV while it runs."""
+"""The times of the engine's forward passes by CUDA events, and what was in them, written as CSV while it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEPT_AT_ONCE = 64
 
 
 class Timed(NamedTuple):
-    """A pass that has begun: `at_s` by the clock, `since_last_s` since the last one began, and what it holds."""
+    """A pass that has begun: `at_s` by the clock, `since_last_s` after the last one, and what it computes."""
 
     at_s: float
     since_last_s: float
@@ -30,12 +30,11 @@ class Timed(NamedTuple):
 
 
 class StepTimes:
-    """Told when passes begin and end; every `every`th is written to `file`, when 64 of them are there.
+    """Is called when passes begin and end; every `every`th of them is written to `file`, 64 at a time.
 
-    `pass_s` is the time the device took: between two CUDA events, or by the clock on a CPU. `since_last_s` is the time
-    from the beginning of one pass to that of the next, as the engine's thread sees it: the difference to `pass_s` is
-    what scheduling, packing and handing out tokens cost. `context_tokens` are the tokens that the decoding requests
-    attend to.
+    `pass_s` is the time on the device: between two CUDA events, or by the clock on a CPU. `since_last_s` is the time
+    from the beginning of one pass to the beginning of the next in the engine's thread: it exceeds `pass_s` by the cost
+    of scheduling, packing and handing out tokens. `context_tokens` are the tokens that the decoding requests attend to.
     """
 
     def __init__(self, file: Path, device: torch.device, every: int = 4) -> None:

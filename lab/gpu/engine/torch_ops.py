@@ -1,4 +1,4 @@
-"""The model's own operations in plain torch: runs without a GPU, and the Triton kernels are checked against it."""
+"""The model's own operations in plain torch, which run without a GPU; the Triton kernels are checked against them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 def rotate_and_store(
     packed: Tensor, angles: tuple[Tensor, Tensor], positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """Queries [N, heads, d] of `packed` [N, heads + 2 kv_heads, d] with their positions in them.
+    """The queries [N, heads, d] in `packed` [N, heads + 2 kv_heads, d], rotated by their positions.
 
-    Keys are turned likewise and written with the values into slots [N] of the cache, each [slots, kv_heads, d].
+    Keys are rotated likewise, and written with the values into slots [N] of the cache, each [slots, kv_heads, d].
     `angles` are cosine and sine by position, [longest, d / 2], float32.
     """
     kv_heads = keys.shape[1]
@@ -38,7 +38,7 @@ def attend_decoding(
 ) -> Tensor:
     """One query for each request, [B, heads, d], over the tokens in the slots `table[rows, : positions + 1]`.
 
-    Returns [B, heads x d]. The cache is read up to the longest context for all: memory and time go with the longest.
+    Returns [B, heads x d]. The cache is read up to the longest context for all requests, which costs memory and time.
     """
     batch, heads, head_dim = query.shape
     kv_heads, longest = keys.shape[1], int(positions.max()) + 1
@@ -58,7 +58,7 @@ def attend_chunk(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
     if not cached:
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    else:  # with a mask, only kernels that know no grouped heads are fast
+    else:  # with a mask, only kernels without grouped heads are fast
         seen = torch.ones(rows, cached + rows, dtype=torch.bool, device=query.device).tril(cached)
         repeats = query.shape[1] // key.shape[1]
         key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))

@@ -21,9 +21,9 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one block: two norms, [query|key|value], attention output, [gate|up], down.
+    """The weights of one block: two norms, [query|key|value], attention output, [gate|up], down.
 
-    The norms of single heads are empty in a shape that has none.
+    The norms of heads are empty if the shape has none.
     """
 
     norm1: Tensor
@@ -40,7 +40,7 @@ class RealTransformer:
     """Random weights of `shape`, drawn on the device from `seed`, and the forward pass.
 
     `ops` are the operations that differ between devices: `torch_ops`, or `triton_ops` on a GPU. `times`, if given, is
-    told every pass. After `capture`, passes that only decode are replayed as CUDA graphs.
+    called at every pass. After `capture`, passes that only decode are replayed as CUDA graphs.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RealTransformer:
         self._graphs: dict[int, DecodeGraph] = {}
 
     def forward(self, step: Pass, cache: KvCache) -> Tensor:
-        """Logits [R, vocab] of the wanted rows, float32. Writes the keys and values of all N tokens into `cache`."""
+        """Logits [R, vocab] of the requested rows, float32. Writes the keys and values of all N tokens into `cache`."""
         with torch.inference_mode():
             if self.times is not None:
                 self.times.begin(step)
@@ -83,7 +83,7 @@ class RealTransformer:
             return logits.float()
 
     def capture(self, cache: KvCache, sizes: Sequence[int]) -> None:
-        """Make CUDA graphs of decoding steps of these batch sizes; a batch between two of them is filled up."""
+        """Capture CUDA graphs of decoding steps of these batch sizes; a batch between two of them is padded."""
         pool = None
         for size in sorted(sizes, reverse=True):
             self._graphs[size] = DecodeGraph(self, cache, size, pool)
@@ -140,7 +140,7 @@ class RealTransformer:
 
 
 class DecodeGraph:
-    """A decoding step of `size` requests, recorded once and replayed: one launch in place of some four hundred."""
+    """A decoding step of `size` requests, recorded once and replayed: one launch instead of about four hundred."""
 
     def __init__(self, model: RealTransformer, cache: KvCache, size: int, pool: object) -> None:
         self.size = size
@@ -150,7 +150,7 @@ class DecodeGraph:
             step = Pass(ids, positions, rows, decoding=size, chunks=(), output_rows=self._rows)
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # kernels are compiled and libraries warmed up outside the recording
+            with torch.cuda.stream(side):  # compile kernels and warm up libraries before the recording
                 for _ in range(2):
                     model.decode(step, cache)
             torch.cuda.current_stream().wait_stream(side)
@@ -160,9 +160,9 @@ class DecodeGraph:
         self.pool = self._graph.pool()
 
     def replay(self, step: Pass) -> Tensor:
-        """Logits [size, vocab], the step's own rows first; they stay until the next replay.
+        """Logits [size, vocab], the step's own rows first; they are valid until the next replay.
 
-        Rows left over repeat the last request: they write the same keys and values to the same place again.
+        Padding rows repeat the last request: they write the same keys and values to the same place again.
         """
         pairs = ((self._ids, step.token_ids), (self._positions, step.positions), (self._rows, step.table_rows))
         for target, given in pairs:
@@ -188,7 +188,7 @@ def _layer(shape: RealShape, weight: Callable[[int, int], Tensor], ones: Tensor)
 
 
 def _angles(shape: RealShape, longest: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of each position's angles, [longest, head_dim / 2], float32."""
+    """The cosine and sine of each position's angles, [longest, head_dim / 2], float32."""
     half = torch.arange(0, shape.head_dim, 2, device=device, dtype=torch.float32)
     turns = torch.arange(longest, device=device, dtype=torch.float32)[:, None] * shape.rope_base ** (
         -half / shape.head_dim

@@ -1,4 +1,4 @@
-"""The same operations as Triton kernels for a GPU: paged attention that reads each token of context once."""
+"""The operations of `torch_ops` as Triton kernels: paged attention that reads each token of context once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_TOKENS = 64
-LEAST_ROWS = 16  # of a matrix product on tensor cores: the queries that share a key head are filled up to this
-PROGRAMS_WANTED = 512  # about four for each multiprocessor of a large GPU
+LEAST_ROWS = 16  # rows of a matrix product on tensor cores: the queries that share a key head are padded to this
+PROGRAMS_WANTED = 512  # about four per multiprocessor of a large GPU
 MOST_SPLITS = 32
 
 
@@ -83,7 +83,7 @@ def _attend_part(  # type: ignore[no-untyped-def]
     scale, width, heads, kv_heads, group, splits,
     head_dim: tl.constexpr, block: tl.constexpr, queries: tl.constexpr,
 ):  # fmt: skip
-    """One request, one key head, one part of the context: the part's softmax, not yet divided by its weight."""
+    """For one request, one key head and one part of the context: the part's softmax, not yet divided by its weight."""
     request, kv_head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     tokens = (tl.load(positions + request) + 1).to(tl.int32)
     per_part = tl.cdiv(tl.cdiv(tokens, block), splits) * block
@@ -134,7 +134,7 @@ def _join_parts(  # type: ignore[no-untyped-def]
 
 
 def splits_for(batch: int, kv_heads: int) -> int:
-    """Parts that each context is cut into, so that a small batch too keeps the whole GPU reading; a power of two.
+    """How many parts each context is cut into, so that even a small batch occupies the whole GPU; a power of two.
 
     >>> splits_for(1, 8), splits_for(16, 8), splits_for(256, 8)
     (32, 4, 1)
@@ -145,7 +145,7 @@ def splits_for(batch: int, kv_heads: int) -> int:
 def attend_decoding(
     query: Tensor, keys: Tensor, values: Tensor, table: Tensor, rows: Tensor, positions: Tensor
 ) -> Tensor:
-    """As `torch_ops.attend_decoding`, but every token of context is read once and no more than are there."""
+    """As `torch_ops.attend_decoding`, but each context is read once, and only up to its own length."""
     batch, heads, head_dim = query.shape
     kv_heads = keys.shape[1]
     splits = splits_for(batch, kv_heads)
@@ -155,7 +155,7 @@ def attend_decoding(
     group = heads // kv_heads
     sizes: dict[str, Any] = {"head_dim": head_dim, "block": BLOCK_TOKENS}
     sizes["queries"] = max(LEAST_ROWS, triton.next_power_of_2(group))
-    scale = head_dim**-0.5 * 1.4426950408889634  # powers of two in place of e
+    scale = head_dim**-0.5 * 1.4426950408889634  # powers of two instead of e
     _attend_part[(batch, kv_heads, splits)](
         query, keys, values, table, rows, positions, sums, maxima, weights,
         scale, table.shape[1], heads, kv_heads, group, splits,

@@ -157,7 +157,9 @@ CASES = (
     ),
     Case("negative count", replace("preprocessing", "count: 1", "count: -1"), "count is -1", "Triton uses 1"),
     Case("CPU with GPUs", replace("preprocessing", "count: 1", "count: 1 gpus: 0"), "lists gpus"),
-    Case("instances of an ensemble", edit("ensemble", lambda c: c.instance_group.add(count=1)), "no instance_group"),
+    Case(
+        "instances of an ensemble", edit("ensemble", lambda c: c.instance_group.add(count=1)), "cannot have an instance"
+    ),
     Case("step unknown", step(0, lambda one: setattr(one, "model_name", "pre")), "no such model"),
     Case("step version", step(0, lambda one: setattr(one, "model_version", 4)), "no version 4"),
     Case("no step", edit("ensemble", lambda c: c.ensemble_scheduling.ClearField("step")), "no step"),

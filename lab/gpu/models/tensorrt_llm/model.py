@@ -1,7 +1,7 @@
 """Triton model `tensorrt_llm` on a GPU: the reference model with an engine of real shape behind it.
 
-A fast engine makes more tokens than the Python backend can send one by one. Here tokens of one request that are still
-waiting to be sent go out in one response: the engine never waits for its answers, and no token for those of others.
+A fast engine produces more tokens than the Python backend can send one by one. Here the tokens of one request that are
+waiting to be sent go out in one response, so that the engine never waits for answers to be sent.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from lab.gpu.engine.build import build_engine
 from lab.reference.engine.request import Request, Token
 from lab.reference.models.tensorrt_llm import model as reference
 
-SWITCH_S = 2e-4  # the engine's thread must not wait 5 ms for the sending thread whenever a pass is done
+SWITCH_S = 2e-4  # the engine's thread must not wait 5 ms for the sending thread after each pass
 
 
 @dataclass(slots=True)
 class Waiting:
-    """Tokens of one request that wait to be sent, in order."""
+    """Tokens of one request that are waiting to be sent, in order."""
 
     request: Request
     tokens: list[Token] = field(default_factory=list)
 
 
 def by_request(tokens: list[Token]) -> list[Waiting]:
-    """`tokens`, in the order made, by request; requests whose first token is among them come first."""
+    """`tokens` by request, in their order; requests whose first token is among them come first."""
     waiting: dict[Request, Waiting] = {}
     for token in tokens:
         waiting.setdefault(token.request, Waiting(token.request)).tokens.append(token)
@@ -39,7 +39,7 @@ def by_request(tokens: list[Token]) -> list[Waiting]:
 
 
 class TritonPythonModel(reference.TritonPythonModel):
-    """As the reference model; its engine, and how tokens are sent, are others."""
+    """The reference model with another engine and another way to send tokens."""
 
     def initialize(self, args: dict[str, str]) -> None:
         sys.setswitchinterval(SWITCH_S)
@@ -75,10 +75,10 @@ class TritonPythonModel(reference.TritonPythonModel):
 
 
 def _response(ids: list[int], wanted: Collection[str]) -> Any:
-    """Several tokens in one response; of a request that asked for no probabilities.
+    """Several tokens in one response to a request that asked for no probabilities.
 
-    Outputs that were not asked for must not be in it: the stub drops them without the interpreter's lock, and with
-    Python 3.12 dies of it.
+    It must not have outputs that were not requested: the stub drops them without holding the interpreter's lock, which
+    crashes it with Python 3.12.
     """
     made = {
         "output_ids": np.array([[ids]], np.int32),

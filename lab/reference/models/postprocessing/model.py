@@ -1,4 +1,4 @@
-"""Triton model `postprocessing`: token ids to text; probabilities and logits pass through."""
+"""Triton model `postprocessing`: turns token ids into text, and passes probabilities and logits on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSED_THROUGH = ("CUM_LOG_PROBS", "OUTPUT_LOG_PROBS", "CONTEXT_LOGITS", "GENERA
 
 
 class TritonPythonModel:
-    """Called by Triton's Python backend: once per token and stream, so it does as little as it can."""
+    """Called by Triton's Python backend for each token of each stream, so it does as little as possible."""
 
     def initialize(self, args: dict[str, str]) -> None:
         parameters = json.loads(args["model_config"])["parameters"]
@@ -39,9 +39,9 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(outputs)
 
     def _text(self, tokens: NDArray[np.int32], lengths: NDArray[np.int32]) -> NDArray[np.object_]:
-        """One text per beam, [beams], from ids [1, beams, L] of which the first `lengths` [1, beams] count.
+        """One text per beam, [beams], from ids [1, beams, L], of which the first `lengths` [1, beams] count.
 
-        Without a batch dimension, whatever the configuration declares: clients of the backend read it so.
+        It has no batch dimension, whatever the configuration declares, because the backend's clients expect none.
         """
         beams = [beam[:length].tolist() for beam, length in zip(tokens[0], lengths[0], strict=True)]
         texts = self.tokenizer.decode_batch(beams, skip_special_tokens=self.skips_special_tokens)

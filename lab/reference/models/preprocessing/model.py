@@ -1,4 +1,4 @@
-"""Triton model `preprocessing`: text to token ids, and word lists to the form the engine takes."""
+"""Triton model `preprocessing`: turns text into token ids, and word lists into the form that the engine takes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TritonPythonModel:
         return np.array([[default]], np.int32) if given is None else given.astype(np.int32)
 
     def _word_list(self, words: NDArray[Any] | None) -> NDArray[np.int32]:
-        """[1, 2, n]: row 0 the ids of all words, row 1 where each word ends, filled up with -1; n = 0 without words."""
+        """[1, 2, n]: row 0 has the ids of all words, row 1 the ends of the words, padded with -1; n = 0 without any."""
         words_ids = [] if words is None else [self._ids(word) for word in words.reshape(-1)]
         flat = [token for ids in words_ids for token in ids]
         ends = np.cumsum([len(ids) for ids in words_ids if ids], dtype=np.int32)

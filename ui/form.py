@@ -471,8 +471,8 @@ def _users() -> None:
     st.button(f"Use {text} requests/s", on_click=lambda: state.update(rate_per_s=rate_per_s))
 
 
-LABEL_PX, VALUE_PX, PERCENTILE_PX = 124, 90, 76
-"""Widths in the rows of limits, of which all then line up, with each other and with the fields above and below."""
+LABEL_PX, VALUE_PX = 124, 90
+"""Widths in the rows of limits, of which all then line up; a percentile takes what is left of its row."""
 
 
 def _limits() -> None:
@@ -483,7 +483,7 @@ def _limits() -> None:
 
 def _limit(metric: Metric) -> None:
     name, (unit, per_s) = sentence_case(metric_name(metric)), UNIT[metric]
-    with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
+    with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="xsmall"):
         on = st.toggle(
             f"{name} ({unit})",
             key=f"{metric}_on",
@@ -508,7 +508,6 @@ def _limit(metric: Metric) -> None:
             format_func=lambda percentile: f"p{percentile}" if percentile else "each",
             key=f"{metric}_percentile",
             disabled=not on,
-            width=PERCENTILE_PX,
             label_visibility="collapsed",
             persist_state="session",
         )

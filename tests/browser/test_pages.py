@@ -185,6 +185,22 @@ def test_six_cards_stand_in_even_rows_with_all_their_words(
         assert set(page.evaluate(CUT)) <= {"a table"}
 
 
+@pytest.mark.parametrize("screen", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_limit_and_its_percentile_share_a_row_as_long_as_the_other_fields(
+    browser: Browser, planner: str, screen: ViewportSize
+) -> None:
+    with visitor(browser, planner, viewport=screen) as page:
+        opened(page, url_of(planner))
+        if screen == PHONE:
+            page.get_by_test_id("stExpandSidebarButton").click()
+        limit, percentile, below = (
+            page.locator(f".st-key-{key}").evaluate("one => one.getBoundingClientRect().toJSON()")
+            for key in ("ttft_limit", "ttft_percentile", "spare")
+        )
+        assert limit["top"] == percentile["top"]
+        assert percentile["right"] == pytest.approx(below["right"], abs=1)
+
+
 def test_a_harmful_name_is_text_on_every_page(desk: Page, planner: str) -> None:
     opened(desk, url_of(planner, scenario=replace(ONE, model=HARMFUL)))
     for name, main in walk(desk, PAGES):

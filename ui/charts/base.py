@@ -172,9 +172,9 @@ def figure_of(title: str, x_title: str, ink: Ink, height: int = 240) -> Plot:
     axis = {"gridcolor": ink.grid, "zeroline": False, "tickfont": quiet, **numbers}
     return Plot(
         {
-            "title": {"text": title, "x": 0, "xanchor": "left", "y": 0.98, "yanchor": "top", "font": {"size": 14}},
+            "title": {"text": title, "x": 0, "xanchor": "left", **AT_THE_TOP, "font": {"size": 14}},
             "height": height,
-            "margin": {"l": 44, "r": 12, "t": 30, "b": 40},
+            "margin": {"l": 44, "r": 12, "t": 34, "b": 40},
             "showlegend": False,
             "dragmode": False,
             "font": {"color": ink.text},
@@ -182,6 +182,10 @@ def figure_of(title: str, x_title: str, ink: Ink, height: int = 240) -> Plot:
             "yaxis": {**axis, "nticks": 6},
         }
     )
+
+
+AT_THE_TOP = {"y": 1, "yanchor": "top", "pad": {"t": 2}}
+"""Of a title: clear of the legend below it, however high the chart is."""
 
 
 def wide_axis(update: Callable[..., object], values: Sequence[float], most_ticks: int) -> None:

@@ -64,7 +64,7 @@ def _chosen(found: Sequence[Curve]) -> Curve:
     wanted = visit().scenario.model
     deployments = list(dict.fromkeys(curve.deployment for curve in found))
     deployments.sort(key=lambda deployment: (deployment.model != wanted, deployment.label))
-    left, right = st.columns([3, 1])
+    left, right = st.columns([2, 1])
     with left:
         by_name = {_name(deployment): deployment for deployment in deployments}
         names = {name: name for name in by_name}

@@ -24,7 +24,7 @@ from sizing.errors import ScenarioError
 WAIT_S = 20
 """Time to wait for a scheduler, and then for its first worker."""
 DESERTED_AFTER_S = 60.0
-"""A study ends once the cluster has had no worker for this long: without an end, it would wait for ever."""
+"""A study ends once the cluster has had no worker for this long; without this limit it would never end."""
 LOOK_EVERY_S = 2.0
 RETRIES = 2
 """Retries of an item that raises: a worker may be short of memory or disk."""

@@ -134,7 +134,7 @@ async def body_of(request: Request) -> Any:
         found = json.loads(bytes(held), parse_constant=_no_number, object_pairs_hook=each_key_once)
         check_depth(found)
     except KeyTwiceError as error:
-        raise Problem(400, "json", "Duplicate key", one_line(f"the body: {error}")) from None
+        raise Problem(400, "duplicate-key", "Duplicate key", one_line(f"the body: {error}")) from None
     except (ValueError, RecursionError) as error:
         raise Problem(400, "json", "Not JSON", one_line(f"the body is not JSON: {error}")) from None
     return found
@@ -263,7 +263,7 @@ async def points(request: Request) -> Response:
     asked = request.query_params
     if unknown := [name for name in asked if name not in Deployment._fields]:
         known = ", ".join(Deployment._fields)
-        raise Problem(400, "form", "Not a filter", one_line(f"{unknown[0]}: points are filtered by {known}"))
+        raise Problem(400, "filter", "Not a filter", one_line(f"{unknown[0]}: points are filtered by {known}"))
     found = await to_thread.run_sync(measured)
     kept = [each for each in found if all(_says(getattr(each, name), asked[name]) for name in asked)]
     return listed([{name: getattr(each, name) for name in COLUMNS} for each in kept])

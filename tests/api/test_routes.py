@@ -60,7 +60,7 @@ def test_what_is_no_comparison_is_refused(post: Post, cases: object) -> None:
         ({"data": b""}, (400, "json")),
         ({"data": b'{"rate": NaN}'}, (400, "json")),
         ({"data": b'{"rate": Infinity}'}, (400, "json")),
-        ({"data": b'{"model": "Qwen/Qwen3-32B", "rate": 20, "rate": 2}'}, (400, "json")),
+        ({"data": b'{"model": "Qwen/Qwen3-32B", "rate": 20, "rate": 2}'}, (400, "duplicate-key")),
         ({"data": b"\xff\xfe"}, (400, "json")),
         ({"data": b"[" * 100_000 + b"]" * 100_000}, (400, "json")),
         ({"data": b"[" * 80 + b"]" * 80}, (400, "json")),
@@ -76,6 +76,12 @@ def test_what_is_no_question_has_its_problem(address: str, sent: dict[str, objec
     headers = {"content-type": "application/json"}
     given = {"headers": headers, **sent}
     assert problem(requests.post(f"{address}/plan", **given, timeout=60))[:2] == expected  # type: ignore[arg-type]
+
+
+def test_what_is_not_a_filter_of_points_has_a_problem_of_its_own(address: str) -> None:
+    answer = requests.get(f"{address}/points", params={"rate": "2"}, timeout=60)
+    assert problem(answer)[:2] == (400, "filter")
+    assert answer.json()["title"] == "Not a filter"
 
 
 def test_lists_name_what_can_be_asked_about(address: str) -> None:

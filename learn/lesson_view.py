@@ -15,7 +15,7 @@ from learn.lesson_chart import STAGES, slots_and_queue
 from sizing.errors import CatalogueError
 from sizing.numbers import significant
 from ui.link import PREFIX
-from ui.look import ink, show
+from ui.look import ink, rows_of_cards, show
 from ui.visit import chosen
 from ui.words import plain
 
@@ -73,7 +73,7 @@ def _cards(found: Figures) -> None:
         ("Mean E2E (ticks)", known(found.e2e_mean), f"p50 {known(found.e2e_p50)}"),
         ("Waiting at the end", f"{found.queue:,}", f"{significant(100 * found.empty)} % of slots unused"),
     )
-    with st.grid("auto", min_column_width=134):
+    with rows_of_cards(len(cards)):
         for label, value, note in cards:
             st.metric(label, value, note, delta_color="off", delta_arrow="off", border=True, help=HELP.get(label))
 

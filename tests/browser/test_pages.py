@@ -201,6 +201,12 @@ def test_a_limit_and_its_percentile_share_a_row_as_long_as_the_other_fields(
         assert percentile["right"] == pytest.approx(below["right"], abs=1)
 
 
+def test_no_card_of_the_lesson_is_cut_at_a_desk(desk: Page, planner: str) -> None:
+    main = opened(desk, url_of(planner, "simulate", show_simulate="lesson"))
+    expect(main.get_by_test_id("stMetric")).to_have_count(6)
+    assert desk.evaluate(CUT) == []
+
+
 def test_a_harmful_name_is_text_on_every_page(desk: Page, planner: str) -> None:
     opened(desk, url_of(planner, scenario=replace(ONE, model=HARMFUL)))
     for name, main in walk(desk, PAGES):

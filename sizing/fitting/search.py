@@ -277,7 +277,8 @@ class Trial:
             if not len(looked_at):
                 break
         found = (directions * variances) @ directions.T * max(1.0, self.unexplained)
-        # A server that is slower one day than the next is so in all its times, whatever the points say.
+        # A server that is slower one day than the next is so in all its times; the law's error knows the levels' days,
+        # and a later day adds its own.
         first = slice(len(COEFFICIENTS))
         found[first, first] += max(0.0, run_to_run(self.observed.points) ** 2 - ITL_SIGMA**2)
         return np.asarray(found)

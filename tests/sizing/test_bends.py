@@ -460,6 +460,14 @@ def test_attention_is_not_read_off_ttft() -> None:
     assert laws[0].attention_s / laws[0].token_s == pytest.approx(laws[1].attention_s / laws[1].token_s)
 
 
+def test_no_step_leaves_the_first_guess_of_an_moe_model_more_weights_than_it_reads() -> None:
+    """One user reads a tenth of them, four a third: ITLs of 20 and 25 ms leave 200 ms for all of them, and 73."""
+    levels = [dataclasses.replace(level(users), itl_mean_s=itl_s) for users, itl_s in ((1, 0.020), (4, 0.025))]
+    experts = GPU.with_values(unread=0.9, unread_decay=0.9)
+    assert law_of_points(levels, experts).weights_s == pytest.approx(0.75 * 0.025 / (1 - 0.9 * 0.9**3))
+    assert law_of_points(levels).weights_s == pytest.approx(0.75 * 0.020)
+
+
 @pytest.mark.parametrize(("engine", "price"), [("vllm", POLICY_PRICE), ("", 0.0)])
 def test_another_policy_than_the_engine_s_own_must_gain_its_price(engine: str, price: float) -> None:
     points = tuple(dataclasses.replace(level(users), engine=engine) for users in (1, 4))

@@ -207,10 +207,12 @@ def test_experts_of_a_real_engine_are_told_beyond_the_users_measured(server: str
     8 experts without. The ITL of either was 40 to 86 % off with the experts' time put down to every sequence."""
     asked = [case for case in measured_levels.cases(Setup()) if case.asked_for == "more users"]
     own = [case for case in asked if case.fitted[0].model == server]
+    fits = [fit(case.fitted) for case in own]
+    assert all(len(set(found.extra)) == len(found.extra) for found in fits)
     off = [
-        abs(float(found[2]) / point.itl_mean_s - 1)
-        for case in own
-        for point, found in zip(case.asked, fit(case.fitted).means(case.asked), strict=True)
+        abs(float(means[2]) / point.itl_mean_s - 1)
+        for case, found in zip(own, fits, strict=True)
+        for point, means in zip(case.asked, found.means(case.asked), strict=True)
         if point.itl_mean_s
     ]
     print(f"{server}: ITL of more users off by {100 * np.mean(off):.1f} % on average, {100 * max(off):.0f} % at most")

@@ -343,7 +343,8 @@ NEAR = 1.1
 
 
 class SlaMissed(Exception):
-    """Even an idle replica misses `limit`: it needs `alone_s` seconds. The planner turns this into a rejection."""
+    """Even a replica with hardly any load (`IDLE`) misses `limit`: it needs `alone_s` seconds. The planner turns this
+    into a rejection."""
 
     def __init__(self, limit: Limit, alone_s: float) -> None:
         super().__init__(f"{limit}: {alone_s * 1000:.3g} ms with hardly any load")

@@ -30,7 +30,7 @@ Sized = TypeVar("Sized")
 
 
 def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> Rejection:
-    """A candidate whose replica misses a limit even without load."""
+    """A candidate whose replica misses a limit even with hardly any load."""
     limit = missed.limit
     why = (
         f"misses {metric_name(limit.metric)} even at {percent(IDLE)} of the load that it carries: "

@@ -207,10 +207,10 @@ def _bands(
     steady = run_at(candidate.replica, setting, rate_per_s, REQUESTS)
     if steady.saturated:
         return ()
-    wanted = _wanted(question)
+    wanted, again = _wanted(question), min(ITL_SIGMA, run_to_run(candidate.fitted_to))
     if not requests:
         ends_of, predicted = latency_band(candidate, setting, rate_per_s), steady.prediction()
-        return tuple(_banded(each, predicted.value_s(each), *ends_of(each), ITL_SIGMA) for each in wanted)
+        return tuple(_banded(each, predicted.value_s(each), *ends_of(each), again) for each in wanted)
     whole_s, gaps = float(steady.e2e_s.mean()), question.sla.gap is not None
 
     def logs(replica: Replica, most: int = MEASUREMENTS) -> Floats:
@@ -222,7 +222,6 @@ def _bands(
     luck = by_chance.std(axis=0, ddof=1) if len(by_chance) > 1 else 0.0
     sigmas = np.hypot(luck, law_sigmas(candidate, lambda replica: logs(replica, FEWEST).mean(axis=0)))
     values = zip(wanted, np.exp(by_chance.mean(axis=0)).tolist(), sigmas.tolist(), strict=True)
-    again = min(ITL_SIGMA, run_to_run(candidate.fitted_to))
     return tuple(_banded(each, value_s, *spread(sigma), again) for each, value_s, sigma in values)
 
 

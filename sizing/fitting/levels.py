@@ -361,17 +361,13 @@ class Observed:
     @property
     def closed_ttft_sigma(self) -> float:
         """Relative standard error of a closed loop's mean TTFT."""
-        return self.protocol.ttft_sigma if self.holds_no_start else max(self.protocol.ttft_sigma, CLOSED_TTFT_SIGMA)
+        own = self.protocol.ttft_sigma
+        return own if holds_no_start(self.points, self.protocol) else max(own, CLOSED_TTFT_SIGMA)
 
     @cached_property
     def _start_untold(self) -> bool:
         """True if nothing says how users began: finding out takes two levels."""
         return self.protocol.start == "unknown" and of_one_level(self.points)
-
-    @cached_property
-    def holds_no_start(self) -> bool:
-        """See `holds_no_start`."""
-        return holds_no_start(self.points, self.protocol)
 
     @cached_property
     def shares(self) -> Floats:

@@ -447,8 +447,8 @@ def law_of_points(points: Sequence[Point], prior: StepLaw | None = None) -> Step
     The TTFT at the lowest load is the arithmetic of the prompt and the rest: a tenth of it taken for what a prompt
     costs the engine beside, three tenths for time outside it. Closed loops hardly part the two, and what is put down to
     the one is missing at the other: of several ways to part them this one errs least over four simulated engines, from
-    none of the first to 1.5 ms and from 1 to 10 ms of the second (rms of the largest rate 2.8 %; a tenth for each 4.9
-    %).
+    none of the first to 1.5 ms and from 1 to 10 ms of the second (rms of the largest rate 2.8 %; 4.9 % with a tenth
+    for each).
     """
     read = partial(share_read, prior)
     calm = min(points, key=in_flight)

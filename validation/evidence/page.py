@@ -96,7 +96,7 @@ about real machines.
   nine streams, so one unlucky stream counted as many errors of the law: p95 TTFT at the pace of GPUs was then off by
   10.4 % in the median, on the CPU by 17.4 %, and bands were twice as wide. The note has the errors for any arrivals as
   well. Servers measured from now on have streams of their own. The band is that of `size --verify`, which knows the
-  lengths too.
+  lengths too, and of levels measured twice how far a server varies from run to run.
 
   The fit is given the batch limit, which vLLM's metrics lack, except for *few slots*, and the name of the model, whose
   shape says how many experts a batch reads; it gets no kernel timings. It leans on vLLM's default of 2,048 tokens an

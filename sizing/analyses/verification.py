@@ -33,8 +33,8 @@ WARM_E2ES = 2.0
 """Mean E2Es that a measurement of random arrivals leaves out at its start."""
 MEASUREMENTS, FEWEST = 60, 8
 """Measurements that are simulated, as long as they have no more requests in all than a run that decides; at least."""
-INSTRUMENT = {"ttft": UNTOLD.ttft_sigma}
-"""Relative error from run to run, where it is not that of ITL."""
+INSTRUMENT = {"ttft": math.sqrt(UNTOLD.ttft_sigma**2 - ITL_SIGMA**2)}
+"""Relative error from run to run beside that of all times alike."""
 Verdict = Literal["in", "above", "below"]
 
 
@@ -207,10 +207,10 @@ def _bands(
     steady = run_at(candidate.replica, setting, rate_per_s, REQUESTS)
     if steady.saturated:
         return ()
-    wanted, again = _wanted(question), min(ITL_SIGMA, run_to_run(candidate.fitted_to))
+    wanted = _wanted(question)
     if not requests:
-        ends_of, predicted = latency_band(candidate, setting, rate_per_s), steady.prediction()
-        return tuple(_banded(each, predicted.value_s(each), *ends_of(each), again) for each in wanted)
+        ends_of, predicted = latency_band(_on_another_run(candidate), setting, rate_per_s), steady.prediction()
+        return tuple(_banded(each, predicted.value_s(each), *ends_of(each)) for each in wanted)
     whole_s, gaps = float(steady.e2e_s.mean()), question.sla.gap is not None
 
     def logs(replica: Replica, most: int = MEASUREMENTS) -> Floats:
@@ -222,22 +222,33 @@ def _bands(
     luck = by_chance.std(axis=0, ddof=1) if len(by_chance) > 1 else 0.0
     sigmas = np.hypot(luck, law_sigmas(candidate, lambda replica: logs(replica, FEWEST).mean(axis=0)))
     values = zip(wanted, np.exp(by_chance.mean(axis=0)).tolist(), sigmas.tolist(), strict=True)
-    return tuple(_banded(each, value_s, *spread(sigma), again) for each, value_s, sigma in values)
+    return tuple(_banded(each, value_s, *spread(sigma)) for each, value_s, sigma in values)
 
 
 def law_sigmas(candidate: Candidate, logs: Callable[[Replica], Floats]) -> Floats:
-    """Standard errors, shape (n,), of logarithms that an engine gives, by what the law of the candidate leaves open:
-    half of what they change along each pair of laws, in quadrature."""
-    engine, factor = candidate.replica, math.exp(candidate.relative_sigma)
-    scaled = (replace(engine, law=engine.law.scaled(1 / factor)), replace(engine, law=engine.law.scaled(factor)))
-    pairs = candidate.variants or (scaled,)
-    halves = [(logs(slower) - logs(faster)) / 2 for faster, slower in pairs]
+    """Standard errors, shape (n,), of logarithms that an engine gives, by what the law of the candidate leaves open and
+    by what one run of the server differs from the next: half of what they change along each pair, in quadrature."""
+    halves = [(logs(slower) - logs(faster)) / 2 for faster, slower in _on_another_run(candidate).variants]
     return np.asarray(np.sqrt(np.square(halves).sum(axis=0)))
 
 
-def _banded(wanted: Limit, value_s: float, low: float, high: float, again: float) -> Band:
-    """The band, widened by what figures differ by from run to run: `again` that of ITL, as far as no law knows it."""
-    low, high = with_luck((low, high), INSTRUMENT.get(wanted.metric, again))
+def _on_another_run(candidate: Candidate) -> Candidate:
+    """The candidate, among its variants what the server differs by from one run to the next, as far as its law leaves
+    that out: all times alike, which random arrivals amplify the more, the busier the server is."""
+    again = min(ITL_SIGMA, run_to_run(candidate.fitted_to))
+    known = candidate.variants or (_apart(candidate.replica, candidate.relative_sigma),)
+    return replace(candidate, variants=(*known, _apart(candidate.replica, again)))
+
+
+def _apart(engine: Replica, sigma: float) -> tuple[Replica, Replica]:
+    """The engine with all its times shorter by one standard error, and longer."""
+    factor = math.exp(sigma)
+    return replace(engine, law=engine.law.scaled(1 / factor)), replace(engine, law=engine.law.scaled(factor))
+
+
+def _banded(wanted: Limit, value_s: float, low: float, high: float) -> Band:
+    """The band, widened by what the measurement of its metric adds."""
+    low, high = with_luck((low, high), INSTRUMENT.get(wanted.metric, 0.0))
     return Band(wanted, value_s, value_s * low, value_s * high)
 
 

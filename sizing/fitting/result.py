@@ -14,6 +14,7 @@ from sizing.engine import COEFFICIENTS, KNEE, Batching, Bend, Replica, StepLaw
 from sizing.fitting.bends import BentLaw, bent_further, nodes_of, open_bends
 from sizing.fitting.levels import (
     CHANGES,
+    ITL_SIGMA,
     as_little_counts,
     carried_over,
     closed_sigmas,
@@ -24,6 +25,7 @@ from sizing.fitting.levels import (
     luck_of_lengths,
     of_one_level,
     point_runs,
+    run_to_run,
     users_wait,
 )
 from sizing.fitting.parameters import EXACT, LawError, moved
@@ -403,8 +405,11 @@ class Fit:
         return replace(engine, law=bent_further(engine.law, np.tensordot(opened, self._open, axes=1)))
 
     def _beside(self, isl: float) -> list[tuple[Replica, Replica]]:
-        """Pairs beside the numbers: by the law's own error, of TTFT for prompts of `isl` tokens."""
-        law, of_steps, of_ttft = self.law, self.law_error.itl, self.law_error.ttft
+        """Pairs beside the numbers: by the law's own error, of TTFT for prompts of `isl` tokens, and by what the server
+        is slower one day than the next, as far as `ITL_SIGMA` does not cover it."""
+        law, of_ttft = self.law, self.law_error.ttft
+        of_day = math.sqrt(max(0.0, run_to_run(self._levels) ** 2 - ITL_SIGMA**2))
+        of_steps = math.hypot(self.law_error.itl, of_day)
         pairs = [(law.scaled(math.exp(-of_steps)), law.scaled(math.exp(of_steps)))] if of_steps else []
         pairs += [_sooner_and_later(law, isl, of_ttft)] if of_ttft else []
         return [(Replica(low, self.batching), Replica(high, self.batching)) for low, high in pairs]

@@ -16,7 +16,6 @@ from sizing.engine import COEFFICIENTS, FREE, Batching, Replica, StepLaw, known_
 from sizing.errors import FitError
 from sizing.fitting.levels import (
     FULL,
-    ITL_SIGMA,
     MOST_DISTRUSTED,
     SKETCH,
     Effort,
@@ -27,7 +26,6 @@ from sizing.fitting.levels import (
     in_flight,
     itl_s,
     of_one_level,
-    run_to_run,
     ttft_s,
 )
 from sizing.fitting.parameters import (
@@ -276,12 +274,7 @@ class Trial:
             looked_at = looked_at[changes == LEAST]
             if not len(looked_at):
                 break
-        found = (directions * variances) @ directions.T * max(1.0, self.unexplained)
-        # A server that is slower one day than the next is so in all its times; the law's error knows the levels' days,
-        # and a later day adds its own.
-        first = slice(len(COEFFICIENTS))
-        found[first, first] += max(0.0, run_to_run(self.observed.points) ** 2 - ITL_SIGMA**2)
-        return np.asarray(found)
+        return np.asarray((directions * variances) @ directions.T * max(1.0, self.unexplained))
 
     def _costs(self, numbers: Sequence[Floats], factors: Floats) -> Floats:
         """`cost_at` several numbers, the residuals times `factors`."""

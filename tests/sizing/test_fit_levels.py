@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sizing.engine import COEFFICIENTS, Batching, Replica, StepLaw
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import FitError
 from sizing.estimate import prior_law, token_share
 from sizing.fitting import UNTOLD, Fit, Protocol, ServedTrace, fit, fit_trace, search
@@ -477,14 +477,13 @@ def test_a_server_that_varies_from_run_to_run_is_known_by_levels_measured_twice(
     assert run_to_run(points) == run_to_run([]) == 0.02 > run_to_run([*points, *points])
     drift = math.sqrt(expected**2 - 0.02**2)
 
-    def of_scale(found: Fit) -> float:
-        """Standard error of all times alike, whatever the other combinations of coefficients are."""
-        coefficients = slice(len(COEFFICIENTS))
-        ones = np.ones(len(COEFFICIENTS))
-        return float(1 / math.sqrt(ones @ np.linalg.inv(found.covariance[coefficients, coefficients]) @ ones))
+    def of_step(found: Fit) -> float:
+        """Standard error of a decode step of 16 sequences, which the points tell."""
+        steps_s = [[engine.law.decode_s(16, 16 * 400) for engine in pair] for pair in found.variants]
+        return float(np.linalg.norm([math.log(slower_s / faster_s) / 2 for faster_s, slower_s in steps_s]))
 
     varied, steady = (fit([*points, *second], prior=None) for second in (again, points))
-    assert of_scale(varied) >= drift > 2 * of_scale(steady)
+    assert of_step(varied) >= drift > 1.5 * of_step(steady)
 
 
 def test_means_that_hold_the_start_are_replayed_as_such() -> None:

@@ -80,25 +80,32 @@ def test_measurements_of_a_server_that_follows_the_law_lie_in_the_band_as_often_
 
 
 def test_of_the_very_requests_that_were_sent_a_measurement_shows_what_the_law_says() -> None:
-    """Without luck the band is that of law and instrument, here the instrument's alone: 1.645 of 4 or 2 %. Of
-    arrivals whose lengths are unknown it is wider. A server one tenth slower is out."""
-    load = planned().answer.load_per_s
+    """Without luck and with an exact law the band is what one run differs by from the next: 1.645 times what a server
+    2 % slower shows of these requests, for TTFT together with the rest of its 4 %. Of arrivals whose lengths are
+    unknown it is wider as a rule. A server one tenth slower is out."""
+    load = planned().answer.load_per_s / 2
+    wider = []
     for seed in range(1, 6):
         arrival_s, isl, osl = sent(load, seed, 2 * ENOUGH)
         start_s = float(arrival_s[ENOUGH])
         point = shown(SERVER, load, seed)
         very = compared(EXACT, QUESTION, point, sent=Sent(arrival_s, start_s, math.inf, isl, osl))
         alike = compared(EXACT, QUESTION, point, sent=Sent(arrival_s, start_s, math.inf))
+        slow, fast = (
+            shown(dataclasses.replace(SERVER, law=LAW.scaled(math.exp(drift))), load, seed) for drift in (0.02, -0.02)
+        )
         for one, other in zip(very.figures, alike.figures, strict=True):
             assert one.measured_s == pytest.approx(one.predicted_s)
-            widths = [each.high_s / each.low_s for each in (one, other)]
-            assert widths[0] == pytest.approx(
-                math.exp(2 * 1.645 * (0.04 if one.of.metric == "ttft" else 0.02)), rel=1e-3
-            )
-            assert widths[0] < widths[1]
+            name = f"{one.of.metric}_p{one.of.percentile}_s"
+            moved = math.log(getattr(slow, name) / getattr(fast, name)) / 2
+            beside = math.sqrt(0.04**2 - 0.02**2) if one.of.metric == "ttft" else 0.0
+            widths = [math.log(each.high_s / each.low_s) for each in (one, other)]
+            assert widths[0] == pytest.approx(2 * 1.645 * math.hypot(moved, beside), rel=1e-3)
+            wider.append(widths[1] / widths[0])
         assert very.verified
         slower = shown(dataclasses.replace(SERVER, law=LAW.scaled(1.1)), load, seed)
         assert not compared(EXACT, QUESTION, slower, sent=Sent(arrival_s, start_s, math.inf, isl, osl)).verified
+    assert np.median(wider) > 1.05
 
 
 def test_the_error_of_the_law_widens_the_band_as_much_as_it_moves_the_very_measurement() -> None:
@@ -122,7 +129,7 @@ def test_the_error_of_the_law_widens_the_band_as_much_as_it_moves_the_very_measu
 
 def test_levels_that_come_out_alike_twice_narrow_the_band_of_times_per_token() -> None:
     """The law's error aside, a server that repeats itself to nothing is trusted more than servers are in general."""
-    load = planned().answer.load_per_s
+    load = planned().answer.load_per_s / 50  # a request alone: times per token move as all times do
     arrival_s, isl, osl = sent(load, 1, 2 * ENOUGH)
     very = Sent(arrival_s, float(arrival_s[ENOUGH]), math.inf, isl, osl)
     level = simulated_point(Option(QUESTION.workload.lengths, 4, 400))
@@ -136,8 +143,8 @@ def test_levels_that_come_out_alike_twice_narrow_the_band_of_times_per_token() -
         ]
         return math.log(itl.high_s / itl.low_s) / 2 / 1.645
 
-    assert width(1) == pytest.approx(0.02, rel=1e-3)
-    assert width(13) == pytest.approx(0.02 * math.sqrt(4 / (4 + 12)), rel=1e-3)
+    assert width(1) == pytest.approx(0.02, rel=0.05)
+    assert width(13) == pytest.approx(0.02 * math.sqrt(4 / (4 + 12)), rel=0.05)
 
 
 def test_a_slower_server_is_found_out_and_by_how_much() -> None:
@@ -154,10 +161,11 @@ def test_a_slower_server_is_found_out_and_by_how_much() -> None:
 
 
 def test_fewer_requests_make_the_band_wider_and_too_few_leave_it_open() -> None:
-    load = planned().answer.load_per_s
+    load = planned().answer.load_per_s / 2  # nearer to saturation percentiles grow for minutes, and their bands too
     many, few = (compared(EXACT, QUESTION, shown(SERVER, load, requests=count)) for count in (5000, 150))
     for wide, narrow in zip(few.figures, many.figures, strict=True):
-        assert wide.low_s < narrow.low_s < narrow.predicted_s < narrow.high_s < wide.high_s
+        assert wide.high_s / wide.low_s > narrow.high_s / narrow.low_s > 1
+        assert all(each.low_s < each.predicted_s < each.high_s for each in (wide, narrow))
     untold = compared(EXACT, QUESTION, shown(SERVER, load, requests=100, ttft_p95_s=None))
     assert not untold.verified and untold.why_not == "100 requests are too few for p95 TTFT: measure longer"
 

@@ -40,7 +40,6 @@ from sizing.candidates import from_fit
 from sizing.edge import Z90
 from sizing.engine import Batching, Replica
 from sizing.fitting import Fit, Protocol, fit
-from sizing.fitting.levels import ITL_SIGMA
 from sizing.numbers import Floats
 from sizing.points import Point
 from sizing.prediction import Quantiles
@@ -215,7 +214,7 @@ def _predictions(case: Case, fitted: Fit, level: Level, seeds: Sequence[SeedSequ
     found = []
     for place, (figure, measured_s) in enumerate(zip(FIGURES, level.measured_s, strict=True)):
         told_s = math.exp(by_chance[:, place].mean())
-        width = Z90 * math.hypot(INSTRUMENT.get(figure.metric, ITL_SIGMA), sigmas[place])
+        width = Z90 * math.hypot(INSTRUMENT.get(figure.metric, 0.0), sigmas[place])
         found.append(
             Prediction(
                 simulated=1 - told_s / measured_s,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
 """Signs that Streamlit's markdown gives a meaning: emphasis, links, HTML, tables, LaTeX, icons and directives."""
+OF_UNIT = re.compile(r"(?<=\d) (?=(?:%|ms|s|min|h|GiB|GPUs?|tokens|users|requests)(?!\w))|(?<=≤) ")
+"""The space before the unit of a number, and the one behind the sign of a limit."""
 DOUBTFUL: tuple[Basis, ...] = ("extrapolated", "estimated", "what-if")
 BASIS_HELP = {
     basis: f"{capital(meaning)}.{' Measure before buying.' if basis in DOUBTFUL else ''}"
@@ -42,8 +44,8 @@ sentence_case = capital
 
 
 def plain(text: str) -> str:
-    """`text` as markdown that shows exactly its characters."""
-    return MARKDOWN.sub(r"\\\1", text.replace("\n", " "))
+    """`text` as markdown that shows exactly its characters, no number at the end of a line and its unit on the next."""
+    return MARKDOWN.sub(r"\\\1", OF_UNIT.sub("\N{NO-BREAK SPACE}", text.replace("\n", " ")))
 
 
 def limit_name(limit: Limit) -> str:

@@ -93,8 +93,8 @@ def query_of(app: AppTest) -> dict[str, str]:
 
 
 def text_of(markdown: str) -> str:
-    """What a reader sees of markdown whose special characters are escaped."""
-    return markdown.replace("\\", "")
+    """What a reader sees of markdown whose special characters are escaped, all spaces alike."""
+    return markdown.replace("\\", "").replace("\N{NO-BREAK SPACE}", " ")
 
 
 def point(concurrency: int, **fields: object) -> Point:

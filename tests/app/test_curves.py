@@ -169,15 +169,15 @@ def test_lengths_hold_the_answer_and_say_that_all_is_estimated(drawn: Open, plan
     app = drawn("lengths", ONE)
     own = planner.plan(ONE.question, *find(ONE.model, ONE.lengths, ONE.choice)).answer.requests_per_s_per_gpu
     grid = app.main.table[0].value
-    assert grid.loc[f"{ONE.isl:,} in", f"{ONE.osl:,} out"] == significant(own)
+    assert grid.loc[f"{ONE.isl:,}\N{NO-BREAK SPACE}in", f"{ONE.osl:,} out"] == significant(own)
     assert significant(own) in text_of(app.title[0].value) and "All estimated" in shown(app)
 
 
 def test_extrapolated_lengths_are_marked(drawn: Open, store: Store) -> None:
     keep(store, [point(n) for n in LEVELS])
     grid = drawn("lengths", MEASURED).main.table[0].value
-    assert grid.loc["4,000 in", "200 out"].endswith("(extrapolated)")
-    assert "extrapolated" not in grid.loc["1,000 in", "200 out"]
+    assert grid.loc["4,000\N{NO-BREAK SPACE}in", "200 out"].endswith("(extrapolated)")
+    assert "extrapolated" not in grid.loc["1,000\N{NO-BREAK SPACE}in", "200 out"]
 
 
 def test_memory_is_the_parts_of_the_gpu(drawn: Open, plan: Plan) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from tests.app.conftest import ROOT
 from ui.charts.base import CONFIG, DARK, LIGHT, SYMBOLS, Ink
-from ui.look import CHOSEN_SEGMENT
+from ui.look import STYLE
+from ui.words import plain
 
 THEMES = {"light": LIGHT, "dark": DARK}
 CONFIGURED = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
@@ -87,13 +88,25 @@ def test_charts_send_nothing_anywhere() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_no_page_injects_html_or_shows_emoji(path: Path) -> None:
-    source = path.read_text().replace("st.html(CHOSEN_SEGMENT)", "")
+    source = path.read_text().replace("st.html(STYLE)", "")
     assert "unsafe_allow_html" not in source and "st.html" not in source
     assert not re.search("[\U0001f300-\U0001faff\u2600-\u27bf]", source)
 
 
 def test_the_one_style_that_is_put_in_is_ours_alone() -> None:
-    assert re.fullmatch(r"<style>[^<>]*</style>", CHOSEN_SEGMENT) and "url(" not in CHOSEN_SEGMENT
+    assert re.fullmatch(r"<style>[^<>]*</style>", STYLE) and "url(" not in STYLE
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("so 45 % saved, 1,000 ms", "so 45_% saved, 1,000_ms"),
+        ("in 20 s, not 2 servers", "in 20_s, not 2 servers"),
+        ("p95 ITL ≤ 30 ms", "p95 ITL ≤_30_ms"),
+    ],
+)
+def test_a_number_is_never_parted_from_its_unit(text: str, shown: str) -> None:
+    assert plain(text).replace("\\", "").replace("\N{NO-BREAK SPACE}", "_") == shown
 
 
 def test_serving_is_private_until_someone_decides_otherwise() -> None:

@@ -192,7 +192,8 @@ def draw_matrix(plan: Plan) -> None:
     cells: dict[tuple[str, str, str, int], str] = {}
     for fleet in plan.fleets:
         one = fleet.candidate
-        count = f"**{fleet.gpus:,}** ({gpus_band(fleet)}) {one.layout}"
+        band = gpus_band(fleet).replace(" ", "\N{NO-BREAK SPACE}")
+        count = f"**{fleet.gpus:,}** ({band}) {one.layout}"
         cells.setdefault((one.gpu, one.precision, one.engine, one.gpus), count)
     for miss in plan.rejected:
         cells.setdefault((miss.gpu, miss.precision, miss.engine, miss.layout.gpus), LEFT_OUT[miss.kind][0])

@@ -360,7 +360,7 @@ def _lengths_table(cells: Sequence[LengthCell]) -> None:
     st.markdown("**Requests/s per GPU**, input tokens down, output tokens across")
     rows: dict[str, dict[str, str]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.isl, cell.osl)):
-        rows.setdefault(f"{cell.isl:,g} in", {})[f"{cell.osl:,g} out"] = _text(cell)
+        rows.setdefault(f"{cell.isl:,g}\N{NO-BREAK SPACE}in", {})[f"{cell.osl:,g} out"] = _text(cell)
     st.table(pd.DataFrame.from_dict(rows, orient="index"), alt="Requests/s per GPU by input and output tokens")
     for reason in dict.fromkeys(cell.why for cell in cells if cell.why):
         st.caption(f"None: {plain(sentence_case(reason))}")

@@ -56,7 +56,6 @@ def _measured(points: Sequence[Point]) -> None:
         row_height=ROW_PX,
         height=ROW_PX * min(len(table), ROWS_SEEN) + HEADER_PX,
         column_config={
-            "Deployment": st.column_config.TextColumn(width="large"),
             "Levels (users)": st.column_config.TextColumn(help="Concurrency levels (closed loops) that are not void."),
             "Open loops": st.column_config.NumberColumn(
                 help="Levels at a request rate. Those that the server kept up with are fitted; a level that verifies "
@@ -92,14 +91,18 @@ def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
     users = sorted({point.load_value for point in good if point.load_kind == "concurrency"})
     rates = {point.load_value for point in good if is_stable(point)}
     varied = "" if lengths.fixed else f" (CV {lengths.isl_cv:g}, {lengths.osl_cv:g})"
+    engine = f"{deployment.engine} {deployment.engine_version}".strip() or "not named"
     return {
-        "Deployment": deployment.label,
+        "Model": deployment.model,
+        "GPU": f"{deployment.gpu} {deployment.layout}",
+        "Precision": deployment.precision,
         "ISL, OSL (tokens)": f"{lengths.isl:,g}, {lengths.osl:,g}{varied}{prefix.label}",
         "Levels (users)": ", ".join(f"{value:,g}" for value in users),
         "Open loops": sum(point.load_kind != "concurrency" for point in good),
         "Void": len(group) - len(good),
         "Last measured": max((point.measured_at for point in group), default="")[:10] or "unknown",
         "Basis": _basis_of_answers(deployment, lengths, len(users) + len(rates)),
+        "Engine": ", ".join(filter(None, (engine, deployment.batching))),  # the longest, so last
     }
 
 

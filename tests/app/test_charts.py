@@ -9,7 +9,7 @@ import pytest
 from sizing.analyses.curves import COST, REQUESTS, FleetSizes, LengthCell, LoadCurve
 from sizing.catalog import Layout
 from sizing.engine import Replica, StepLaw
-from sizing.memory_use import KV_FREE, KV_USED, WEIGHTS, MemoryUse
+from sizing.memory_use import KV_FREE, KV_USED, PARTS, WEIGHTS, MemoryUse
 from sizing.plans import Candidate, Fleet
 from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.workload import Limit
@@ -161,6 +161,13 @@ def test_bars_of_memory_are_stacked_in_gib_and_unknown_parts_have_none() -> None
     assert {bar.name: list(bar.x) for bar in figure.data} == {WEIGHTS: [3, 3], KV_USED: [1, 1], KV_FREE: [4, 4]}
     assert list(figure.data[0].y) == ["one", "two"] and figure.layout.barmode == "stack"
     assert "weights 3 GiB" in alt and "of 8 GiB" in alt
+
+
+def test_parts_of_the_memory_look_different_from_each_other() -> None:
+    candidate = Candidate("m", "g", Layout(1), "fp8", Replica(LAW), "estimated", "nowhere", 0.1)
+    use = MemoryUse(candidate, GIB * len(PARTS), tuple((part, GIB) for part in PARTS), "counted")
+    bars = memory_per_gpu(["one"], [use], DARK).figure.data
+    assert len({(bar.marker.color, bar.marker.pattern.shape) for bar in bars}) == len(PARTS)
 
 
 def test_open_loop_points_are_marked_where_they_have_the_limited_percentile() -> None:

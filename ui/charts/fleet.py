@@ -177,7 +177,7 @@ def _cells_in_words(cells: Sequence[LengthCell], isl: float, osl: float) -> str:
 
 
 GIB = 2.0**30
-PATTERNS = ("", "/", "", ".", "x", "")
+PATTERNS = ("", "/", "", ".", "x", "-")
 ROW_PX, FRAME_PX = 40, 110
 
 

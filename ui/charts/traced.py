@@ -185,7 +185,7 @@ def hit_rate_over_load(found: SessionPlan, ink: Ink) -> Chart:
         figure.add_vline(x=full, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
         note(figure, "contexts fill the KV cache", ink.limit, full, 0.04, yref="paper", xanchor="right")
     _mark_cliff(figure, found, ink)
-    planned_point(figure, seen.in_flight, 100 * seen.hit_rate, "planned", "bottom center", ink)
+    planned_point(figure, seen.in_flight, 100 * seen.hit_rate, "planned", "bottom left", ink)
     figure.update_yaxes(range=[0, 105])
     words = f"Tokens found in the cache over sessions in flight: {percent(seen.hit_rate)} at the planned load"
     return Chart(
@@ -217,7 +217,7 @@ def later_ttft_over_load(found: SessionPlan, ink: Ink) -> Chart:
     _mark_cliff(figure, found, ink)
     planned_s = _later_s(seen, percentile)
     if planned_s > 0:
-        planned_point(figure, seen.in_flight, 1000 * planned_s, "planned", "top left", ink)
+        planned_point(figure, seen.in_flight, 1000 * planned_s, "planned", "bottom right", ink)
     words = f"p{percentile} TTFT of later turns over sessions in flight: {milliseconds(planned_s)} at the planned load"
     return Chart(figure, f"{words}{_cliff_in_words(found)}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,6 +81,8 @@ def test_the_accuracy_table_is_the_one_that_was_written(
     (tmp_path / "accuracy.md").write_text(as_page(rows, quick=False), encoding="utf-8")
     app = method("accuracy")
     assert app.dataframe[0].value.values.tolist() == [list(cells(row)) for row in rows]
+    headers = json.loads(app.dataframe[0].proto.columns)
+    assert {*app.dataframe[0].value} == {name for name, header in headers.items() if header.get("label")}
     text = text_of(shown(app))
     assert "Goals: 1 of 2 hold, 1 missed." in text and "What is not shown" in text and "| --- |" not in text
 

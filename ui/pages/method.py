@@ -73,7 +73,7 @@ def _accuracy() -> None:
             row_height=28,
             height=480,
             column_order=order,
-            column_config=WIDTHS,
+            column_config=COLUMNS,
             alt=ACCURACY_ALT,
         )
     else:
@@ -83,10 +83,17 @@ def _accuracy() -> None:
 
 FIRST = ("claim", "metric", "holds", "median", "p90", "worst", "goal")
 """Columns that are to be seen without scrolling; the others follow."""
-WIDTHS = {
-    "claim": st.column_config.TextColumn(pinned=True, width=290),
-    "holds": st.column_config.TextColumn(help="Whether the goal is reached; empty where none was set."),
-    "note": st.column_config.TextColumn(width="large"),
+COLUMNS = {
+    "claim": st.column_config.TextColumn("Claim", pinned=True, width=290),
+    "metric": st.column_config.TextColumn("Metric"),
+    "median": st.column_config.TextColumn("Median error"),
+    "p90": st.column_config.TextColumn("p90 of errors"),
+    "worst": st.column_config.TextColumn("Worst error"),
+    "goal": st.column_config.TextColumn("Goal"),
+    "against": st.column_config.TextColumn("Against"),
+    "n": st.column_config.TextColumn("Cases"),
+    "holds": st.column_config.TextColumn("Holds", help="Whether the goal is reached; empty where none was set."),
+    "note": st.column_config.TextColumn("Note", width="large"),
 }
 ACCURACY_ALT = "Claims of accuracy: metric, median, p90 and worst error, the goal, whether it holds, against what"
 

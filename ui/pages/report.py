@@ -155,6 +155,10 @@ def _table(table: Table) -> None:
     if not table.rows:
         st.caption(plain(table.empty))
         return
+    if table.wide:  # a phone would break sentences after every word
+        cells = [list(map(table.text, row)) for row in table.rows]
+        st.dataframe(pd.DataFrame(cells, columns=list(table.columns)), hide_index=True, alt=table.title)
+        return
     cells = [[plain(table.text(cell)) for cell in row] for row in table.rows]
     st.table(pd.DataFrame(cells, columns=list(table.columns)), hide_index=True, border="horizontal", alt=table.title)
 

@@ -56,7 +56,7 @@ from sizing.fitting.levels import (
 )
 from sizing.fitting.parameters import LawError
 from sizing.fitting.result import CoveredRange, Distrust, Fit, PointError, Unknown
-from sizing.fitting.search import APART, BESIDE_KERNELS, KERNEL_TIMED, LITTLE, Known, Trial, best_trial
+from sizing.fitting.search import APART, BESIDE_KERNELS, KERNEL_TIMED, LITTLE, Known, Trial, best_trial, is_timed
 from sizing.numbers import Floats
 from sizing.points import STARTS, UNTOLD, Deployment, Point, Protocol, same_isl
 from sizing.prediction import Caution
@@ -101,6 +101,10 @@ NEAR_A_BUDGET = 0.05
 """A token budget that is a power of two is tried as well if the tokens of an iteration are this near it (logarithm)."""
 NEAR_KERNELS, FROM_SHAPE = 0.03, 0.09
 """Errors of the law per unit of ln(ISL) and ln(OSL) from measured lengths: see `_elsewhere`."""
+FROM_ONE_ISL = 2.0
+"""Factor on the first where several levels have prompts of one length: what each token of a prompt costs and what every
+prompt does, only the timings tell then. Of published dense servers, asked for 4 to 8 times the ISL, or a 4th to an 8th.
+"""
 NEARLY_FULL = 0.9
 """Share of an estimated KV cache above which a server that shows no limit of it casts doubt on the estimate."""
 BENDS_OF_ESTIMATE = 3.5
@@ -327,7 +331,7 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         law_error=best.law_error,
         bent=bent,
         open_sizes=(bends, bends),
-        elsewhere=_elsewhere(known, best.law_error),
+        elsewhere=_elsewhere(known, best.law_error, observed.points),
     )
     return replace(found, left=_left(found, distrusted))
 
@@ -343,12 +347,15 @@ def _left(found: Fit, distrusted: Collection[int]) -> Floats:
     return left
 
 
-def _elsewhere(known: Known, found: LawError) -> float:
+def _elsewhere(known: Known, found: LawError, points: Sequence[Point]) -> float:
     """Error of the law for each unit of distance from measured lengths, by published servers predicted from other
     lengths of theirs: small where the law leans on kernel timings, large where it leans on the data sheet or on
     nothing; the less, the better the engine is seen to follow the law."""
+    if is_timed(known.prior, known.prior_error):
+        of_one_isl = same_isl([point.isl for point in points]) and not of_one_level(points)
+        return NEAR_KERNELS * (FROM_ONE_ISL if of_one_isl else 1.0)
     if known.prior is not None and known.prior.weights_s > 0:
-        return NEAR_KERNELS if known.prior_error < 1.5 * KERNEL_TIMED else FROM_SHAPE
+        return FROM_SHAPE
     seen = max(0.0, max(found) - LITTLE)
     return FROM_SHAPE * min(1.0, seen / (USUALLY_OFF - LITTLE))
 

@@ -27,7 +27,7 @@ from sizing.engine import (
     known_lookahead,
 )
 from sizing.numbers import Floats
-from sizing.points import KEPT_UP, UNTOLD, Deployment, Point, Protocol
+from sizing.points import KEPT_UP, UNTOLD, Deployment, Point, Protocol, same_isl
 from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, ReplayRun, closed_run
 from sizing.simulator.sampling import evenly_cached
 from sizing.workload import Arrivals, Seconds, Tokens
@@ -630,6 +630,8 @@ BETWEEN_TTFT_SIGMA, ELSEWHERE_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.09, 0.4, 0.6
 """The same of TTFT about what a fit says: between measured levels, at lengths that were not measured (at one ISL
 published mean TTFT differs by a factor of two or more between output lengths, which no iteration explains), and of fits
 to one level."""
+ONE_ISL_TTFT_SIGMA = 0.57
+"""The second where all prompts that were measured are equally long."""
 BEYOND_SIGMA, BEYOND_TTFT_SIGMA = 0.085, 0.5
 """Error of requests/s and ITL, and of TTFT, for each unit of ln(users) outside those that were measured: of published
 servers whose two highest levels were left out."""
@@ -722,7 +724,8 @@ def closed_sigmas(levels: Sequence[Point], protocol: Protocol, point: Point) -> 
     most = max((concurrency(level) for level in levels if level.load_kind == "concurrency"), default=concurrency(point))
     steps = math.hypot(CLOSED_SIGMA, BEYOND_SIGMA * max(0.0, asked - math.log(most)))
     if not (own := [math.log(concurrency(level)) for level in levels_at(levels, point)]):
-        return steps, ELSEWHERE_TTFT_SIGMA, steps
+        alike = same_isl([level.isl for level in levels])
+        return steps, ONE_ISL_TTFT_SIGMA if alike else ELSEWHERE_TTFT_SIGMA, steps
     outside = max(0.0, own[0] - asked, asked - own[-1])
     near, beyond = BETWEEN_TTFT_SIGMA, BEYOND_TTFT_SIGMA
     if holds_no_start(levels, protocol):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -374,6 +374,9 @@ a factor of 1.6, as a prompt leaves little room for anything else. So it is by a
 PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.25, 1.0, 0.25, 0.5, 1.5, 1.5)
 """The same for a law from elsewhere (a day-zero estimate): weights, KV reads and arithmetic follow from sizes and the
 GPU's bandwidth and FLOP/s."""
+TIMED_TOKEN_SIGMA = 0.12
+"""The same of the arithmetic of a dense model's token where its kernels were timed: large matrix products take what
+they take, and what one level or one ISL seems to say against that is mostly the start of its users or another rule."""
 MIXTURE_SIGMAS = {"weights_s": 0.5, "overhead_s": 0.25}
 """The same for an MoE model of which one level was measured: what its estimate misses there is mostly the time that
 experts take, read by the batch, and hardly what every step takes."""
@@ -395,12 +398,16 @@ def guess(
 ) -> tuple[Floats, Floats, Floats]:
     """Logarithms of the eight coefficients, their standard deviations, and of the error that they share: from `prior`
     where it has a value and says more than the points do, `prior_error` its relative standard error."""
-    rough = np.array(law_of_points(_unqueued(points, prior), prior).seconds)
+    timed_dense = is_timed(prior, prior_error) and prior.unread == 0
+    as_read = _unqueued(points, prior) if timed_dense or of_one_level(points) else points
+    rough = np.array(law_of_points(as_read, prior).seconds)
     centre, sigma, shared = np.log(rough), np.array(DATA_SIGMAS.seconds), np.zeros((len(rough), 1))
     if ttft_s(longest_prompts(points)) > COMPUTE_BOUND * itl_s(min(points, key=in_flight)):
         sigma[COEFFICIENTS.index("token_s")] = PROMPT_SIGMA
     if prior is not None:
         values, sigmas = np.array(prior.seconds), np.array(PRIOR_SIGMAS.seconds)
+        if timed_dense:
+            sigmas[COEFFICIENTS.index("token_s")] = TIMED_TOKEN_SIGMA
         known = (values > 0) & (sigmas < np.array(DATA_SIGMAS.seconds))
         centre[known], sigma[known] = np.log(values[known]), sigmas[known]
         shared[known] = prior_error
@@ -411,18 +418,22 @@ def guess(
     return centre, sigma, shared
 
 
+def is_timed(prior: StepLaw | None, prior_error: float) -> TypeGuard[StepLaw]:
+    """True for a law to lean on that stands on kernel timings."""
+    return prior is not None and prior.weights_s > 0 and prior_error < 1.5 * KERNEL_TIMED
+
+
 def _unqueued(points: Sequence[Point], prior: StepLaw | None) -> Sequence[Point]:
-    """The points as the first guess reads them: TTFT of one level of several users is mostly a queue of prompts, whose
-    length nothing tells, so a prompt takes no longer there than by `prior`, scaled to the ITL."""
-    users = in_flight(points[0])
-    if prior is None or prior.weights_s <= 0 or users <= 1 or not of_one_level(points):
+    """The points as the first guess reads them: TTFT of several users is mostly a queue of prompts, whose length
+    nothing tells, so where no user was alone a prompt takes no longer than by `prior`, scaled to the ITL of the
+    fewest."""
+    calm = min(points, key=in_flight)
+    users = in_flight(calm)
+    if prior is None or prior.weights_s <= 0 or users <= 1:
         return points
-    seen = []
-    for point in points:
-        slower = itl_s(point) / float(prior.decode_s(users, users * (point.isl + point.osl / 2)))
-        alone_s = slower * float(prior.prefill_alone_s(point.computed_tokens))
-        seen.append(replace(point, ttft_mean_s=min(ttft_s(point), alone_s)))
-    return seen
+    slower = itl_s(calm) / float(prior.decode_s(users, users * (calm.isl + calm.osl / 2)))
+    alone_s = [slower * float(prior.prefill_alone_s(point.computed_tokens)) for point in points]
+    return [replace(point, ttft_mean_s=min(ttft_s(point), s)) for point, s in zip(points, alone_s, strict=True)]
 
 
 def share_read(law: StepLaw | None, tokens: float) -> float:

@@ -38,7 +38,7 @@ from sizing.fitting.levels import (
     luck_of_lengths,
     point_runs,
 )
-from sizing.fitting.parameters import BEND_SD, PROMPT_BEND_SD, LawError, bend_of, law_parameters, moved
+from sizing.fitting.parameters import BEND_SD, EXACT, PROMPT_BEND_SD, LawError, bend_of, law_parameters, moved
 from sizing.fitting.result import Variants
 from sizing.fitting.search import BESIDE_KERNELS, POLICY_PRICE, Known, Trial, guess, law_of_points
 from sizing.points import UNTOLD, Point
@@ -257,9 +257,44 @@ def test_the_error_elsewhere_grows_with_that_at_the_levels(one: float, other: fl
     """Without a step: a law that is half a per cent off at a level is not 20 % off at other lengths."""
     small, large = sorted((one, other))
     nothing = Known((), None, kv_known=True)
-    errors = [_elsewhere(nothing, LawError(0.0, 0.0, error, 0.0)) for error in (small, large)]
+    errors = [_elsewhere(nothing, LawError(0.0, 0.0, error, 0.0), [level(1)]) for error in (small, large)]
     assert errors[0] <= errors[1] <= FROM_SHAPE
-    assert _elsewhere(nothing, LawError(0.0, 0.0, small / 100, 0.0)) <= 4 * small / 100
+    assert _elsewhere(nothing, LawError(0.0, 0.0, small / 100, 0.0), [level(1)]) <= 4 * small / 100
+
+
+def test_levels_of_one_isl_leave_the_law_more_open_at_other_lengths() -> None:
+    """Where kernels were timed; of a single load level nothing else is told either, which its own error knows."""
+    timed, one_isl = Known((), GPU, kv_known=True), [level(1), level(8)]
+    others = [level(1), dataclasses.replace(level(8), isl=4000)]
+    assert _elsewhere(timed, EXACT, one_isl) == 2 * _elsewhere(timed, EXACT, others)
+    assert _elsewhere(timed, EXACT, [level(8)]) == _elsewhere(timed, EXACT, others)
+    asked = dataclasses.replace(level(8), isl=16_000)
+    assert closed_sigmas(one_isl, UNTOLD, asked)[1] > closed_sigmas(others, UNTOLD, asked)[1]
+
+
+@pytest.mark.parametrize(
+    ("users", "unread", "queued"),
+    [((8, 64), 0.0, False), ((1, 8, 64), 0.0, True), ((8, 64), 0.7, True)],
+    ids=["dense", "a user alone", "MoE"],
+)
+def test_the_first_guess_takes_no_queue_of_prompts_for_the_time_of_a_request(
+    users: tuple[int, ...], unread: float, queued: bool
+) -> None:
+    """TTFT of the fewest users, if a user alone was not measured, is what timed kernels of a dense model say at most:
+    whether all began at once, so that it is ten times as long, then makes no difference to where the search starts."""
+    prior = GPU.with_values(unread=unread, unread_decay=0.9)
+    short, long = ([level(each, ttft_s=ttft_s) for each in users] for ttft_s in (1.0, 10.0))
+    request = COEFFICIENTS.index("request_s")
+    starts = [guess(points, prior)[0][request] for points in (short, long)]
+    assert (starts[1] > starts[0] + 1) == queued
+    assert queued or starts[0] == starts[1]
+
+
+def test_timed_arithmetic_is_trusted_more_than_arithmetic_from_shapes_and_of_experts() -> None:
+    token, levels = COEFFICIENTS.index("token_s"), [level(8), level(64)]
+    timed, experts = guess(levels, GPU), guess(levels, GPU.with_values(unread=0.7, unread_decay=0.9))
+    from_shape = guess(levels, GPU, prior_error=0.6)
+    assert timed[1][token] < from_shape[1][token] == experts[1][token]
 
 
 def test_a_burst_is_told_from_a_ramp() -> None:

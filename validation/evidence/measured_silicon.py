@@ -1,9 +1,11 @@
 """Measured servers of the kernel database's own sample: the law fitted to a few loads of each, the others predicted.
 
-Three questions, of dense models and of mixtures of experts apart. *Other loads*: four levels of a series are fitted
+Four questions, of dense models and of mixtures of experts apart. *Other loads*: four levels of a series are fitted
 (the lowest, the highest, two between) and the rest predicted. *Other lengths*: four levels of each of a server's other
-pairs of lengths are fitted, and all levels of the pair left out predicted. *More users*: the two highest levels are
-left out. Only the half of the series (of the servers, for other lengths) that nothing was tuned on is asked.
+pairs of lengths are fitted, and all levels of the pair left out predicted. *One mix, other prompts*: four levels of a
+single pair are fitted, and all levels of another predicted whose prompts are four times as long, or a quarter. *More
+users*: the two highest levels are left out. Only the half of the series (of the servers, for other lengths and prompts)
+that nothing was tuned on is asked.
 
 Beside each stands what a planner would do without a law: straight lines in logarithms through the same fitted points,
 those of the nearest pair for other lengths, drawn out for more users.
@@ -45,6 +47,7 @@ class Question:
 
 WITHIN = Question("other loads", "interpolation", (None, None, Goal(0.035)), never_worse=True)
 LENGTHS = Question("other lengths", "nearest lengths", (None, Goal(0.15), Goal(0.05)))
+PROMPTS = Question("one mix, other prompts", "the mix", (None, None, None))
 BEYOND = Question("more users", "extrapolation", (Goal(0.05), None, None))
 
 
@@ -80,6 +83,7 @@ def cases(setup: Setup) -> list[Case]:
         others = [one for one in sample if one.server == series.server and one.lengths != series.lengths]
         if others and is_kept_apart(series.server):
             found.append(_lengths(series, others))
+            found += _prompts(series, others)
     return found[:: 16 if setup.quick else 1]
 
 
@@ -109,6 +113,22 @@ def _lengths(series: Series, others: Sequence[Series]) -> Case:
     return Case(LENGTHS, series.dense, fitted, series.points, four(min(others, key=distance).points))
 
 
+FAR_PROMPTS = 3.5
+"""Ratio of ISLs, either way, from which prompts count as four times as long."""
+
+
+def _prompts(series: Series, others: Sequence[Series]) -> list[Case]:
+    """The series by the one of those far in ISL whose OSL is nearest; nothing where none is."""
+    asked = series.points[0]
+
+    def apart(name: str, one: Series) -> float:
+        return abs(math.log(getattr(one.points[0], name) / getattr(asked, name)))
+
+    far = [one for one in others if apart("isl", one) >= math.log(FAR_PROMPTS)]
+    fitted = [four(min(far, key=lambda one: apart("osl", one)).points)] if far else []
+    return [Case(PROMPTS, series.dense, own, series.points, own) for own in fitted]
+
+
 def answer(case: Case, seed: SeedSequence) -> Found:
     """Fit and predict; a closed loop's requests/s, which say how users were spread at first, are roughly the line's."""
     users = np.array([point.load_value for point in case.line])
@@ -134,7 +154,7 @@ def rows(cases: Sequence[Case], answers: Sequence[Found]) -> list[EvidenceRow]:
     if path is None or not answers:
         return [missing("dense servers, other loads", DATA, "requests/s", "aiconfigurator-core is not installed")]
     errors, bands = [], []
-    for question in (WITHIN, LENGTHS, BEYOND):
+    for question in (WITHIN, LENGTHS, PROMPTS, BEYOND):
         for dense in (True, False):
             mine = [
                 found

@@ -25,22 +25,24 @@ about real machines.
 
 - **Dense servers and mixtures of experts (MoE).** Closed loops of vLLM, SGLang and TensorRT-LLM on H100, H200 and
   Blackwell GPUs, with the means of TTFT and ITL of whole runs, from which requests/s follow by Little's law. *Other
-  loads*: four levels of one pair of lengths are fitted, the levels between them predicted. *Other lengths*: four levels
-  of each other pair of lengths of a server are fitted, and all levels of the pair left out predicted. *More users*: the
-  two highest levels are predicted from those below. The fit is the product's: it leans on the day-zero law of model and
-  GPU where it knows both, and is given neither how the users started nor how the engine forms its batches. The series
-  (for other lengths, the servers) are split into halves by a hash of their names: what the fit weighs and allows for
-  was chosen on one half, and only the other half is in the table. The note gives median and p90 of straight lines in
-  logarithms through the same fitted levels: interpolated, of the nearest lengths, or extrapolated. The rule of means is
-  not compared, because these rows contain only means. Rows are left out for faults of their own; the first row counts
-  them. Rows of InferenceX, most of which do not bear its mark, are read with the lengths that its client draws, and
-  each measurement counts once: until November such rows were in the sample twice, at two lengths, one of which was
-  never sent. The first half also decided that what the fitted levels show beyond the law is carried over to other
-  levels and, by nearness, to other lengths; that a fifth of an answer between levels is the straight line, and three
-  tenths of a mean TTFT beyond the most users; how far to trust a mean TTFT that nobody judged steady; what attention
-  costs where timings do not show it, how far to trust the timings of a token's arithmetic, and what MoE models add to
-  an iteration with a prompt; what a batching policy other than the engine's default must gain to be believed; and how
-  wide bands are.
+  loads*: four levels of one pair of lengths are fitted, the levels between them predicted. *Other lengths*: four
+  levels of each other pair of lengths of a server are fitted, and all levels of the pair left out predicted. *One
+  mix, other prompts*: four levels of a single pair of lengths are fitted, and all levels of another pair of the
+  server predicted whose prompts are four times as long or a quarter as long. *More users*: the two highest levels
+  are predicted from those below. The fit is the product's: it leans on the day-zero law of model and GPU where it
+  knows both, and is given neither how the users started nor how the engine forms its batches. The series (for other
+  lengths and prompts, the servers) are split into halves by a hash of their names: what the fit weighs and allows
+  for was chosen on one half, and only the other half is in the table. The note gives median and p90 of straight
+  lines in logarithms through the same fitted levels: interpolated, of the nearest lengths, of the mix that was
+  fitted, or extrapolated. The rule of means is not compared, because these rows contain only means. Rows are left
+  out for faults of their own; the first row counts them. Rows of InferenceX, most of which do not bear its mark,
+  are read with the lengths that its client draws, and each measurement counts once: until November such rows were
+  in the sample twice, at two lengths, one of which was never sent. The first half also decided that what the fitted
+  levels show beyond the law is carried over to other levels and, by nearness, to other lengths; that a fifth of an
+  answer between levels is the straight line, and three tenths of a mean TTFT beyond the most users; how far to
+  trust a mean TTFT that nobody judged steady; what attention costs where timings do not show it, how far to trust
+  the timings of a token's arithmetic, and what MoE models add to an iteration with a prompt; what a batching policy
+  other than the engine's default must gain to be believed; and how wide bands are.
 - **One level.** The same series, each fitted to one of its levels, which scales the day-zero law of model and GPU: the
   middle level; the note has the lowest and the highest. The predictions are for the rest of the series (*other loads*)
   and the nearest other lengths of the same server (*other lengths*). They are compared with the day-zero estimate

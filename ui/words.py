@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
 """Signs that Streamlit's markdown gives a meaning: emphasis, links, HTML, tables, LaTeX, icons and directives."""
-OF_UNIT = re.compile(r"(?<=\d) (?=(?:%|ms|s|min|h|GiB|GPUs?|tokens|users|requests)(?!\w))|(?<=≤) ")
+OF_UNIT = re.compile(r"(?<=\d) (?=(?:%|ms|s|min|h|Gi?B|GPUs?|tokens|users|requests)(?!\w))|(?<=≤) ")
 """The space before the unit of a number, and the one behind the sign of a limit."""
 DOUBTFUL: tuple[Basis, ...] = ("extrapolated", "estimated", "what-if")
 BASIS_HELP = {

@@ -130,7 +130,10 @@ def _preview(found: Report) -> None:
                 _table(tables.ways_out(found))
             if found.together:
                 _table(tables.together(found))
-            _table(tables.left_out(found))
+            left_out = tables.left_out(found)
+            for *configuration, _, why in left_out.rows[:1]:
+                st.markdown(plain(line(f"{' '.join(map(left_out.text, configuration))}: {why}.")))
+            _table(left_out)
             return
         st.markdown(plain(line(found.working)))
         basis = found.answer.basis

@@ -299,7 +299,7 @@ def lines(question: Question, fleets: list[Fleet], with_cost: bool) -> dict[str,
         ),
     }
     for limit in question.sla.limits:
-        said[f"{limit_name(limit)} (limit {limit.allowed})"] = _limited(fleets, limit)
+        said[plain(f"{limit_name(limit)} (limit {limit.allowed})")] = _limited(fleets, limit)
     said["Room to the SLA"] = [
         f"{100 * max(0.0, room_share(fleet)):.0f} % of {binding_name(fleet)}" for fleet in fleets
     ]

@@ -63,6 +63,7 @@ def _measured(points: Sequence[Point]) -> None:
             ),
             "Void": st.column_config.NumberColumn(help="Levels that say nothing of the server; Curves tells why."),
             "Basis": st.column_config.TextColumn(help=BASIS_OF_ANSWERS),
+            "Engine": st.column_config.TextColumn(width=100),  # what is left at a desk
         },
         alt=f"What has been measured: {len(points)} points in {len(table)} rows of deployment and lengths",
     )

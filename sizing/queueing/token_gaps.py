@@ -4,11 +4,12 @@ A running sequence has a token at the end of every iteration in which it decodes
 chain, met by every sequence that runs: n of them with probability P(n), for 1/ITL(n) gaps a second each. Under
 prefill_first a decode step is followed by the prompts that came during it, those that came during these, and so on,
 before the next. The first gap of a request is unlike the others: it follows the iteration of its own prompt, which
-lasted longer than most, so that more has arrived.
+lasted longer than most, so that more has arrived. An answer of a few tokens takes the sum of its first gaps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -26,8 +27,12 @@ from sizing.queueing.points import POINTS_LOG2, Points
 FOLLOWED, SHORT = 8, 64
 """Gaps after its own prompt that are followed one by one, where outputs have fewer than `SHORT` on average: of longer
 outputs only the first, for the others are as any."""
+WHOLE = 16
+"""Decode steps up to which an answer is followed from its first token to its last."""
 MOST_ITERATIONS = 24
 """Consecutive prompt iterations that are followed; longer series are very rare below the stable rate."""
+Who = NDArray[np.int64] | slice
+ALL = slice(None)
 
 
 def gap_quantiles(
@@ -55,6 +60,30 @@ def gap_quantiles(
     return weighted_quantiles(np.concatenate(parts), np.concatenate(weights))
 
 
+def decoding_s(
+    scene: Scene, requests: Requests, found: Floats, own_s: Floats, left: Floats, points: Points, longer_s: Floats
+) -> Floats:
+    """Seconds from the first token of each request to its last: the sum of its gaps for answers of up to `WHOLE` steps,
+    `longer_s` for others.
+
+    A short answer meets one prompt, or none: its stalls have no smooth law, as those of a long one have in sum. Error
+    against the simulator of ITL p50 to p99 of 2 to 17 tokens, chunked and whole_prompt, median / 90th centile: 0.9 and
+    7 %, before 15 and 96 % (2,304 percentiles: 36 workloads on two engines at 5 to 80 % of the stable rate).
+    """
+    steps = np.broadcast_to(requests.steps, found.shape)
+    who = np.flatnonzero((steps > 0) & (steps <= WHOLE))
+    if not len(who) or scene.replica.batching.policy == "prefill_first":  # of which only the first gap is followed
+        return longer_s
+    running, steps = np.minimum(found[who] + 1, scene.state.slots), steps[who]
+    followed_s = np.zeros(len(who))
+    gaps = _after_own(scene, running, own_s[who], left[who], points, math.ceil(steps.max()), who)
+    for number, gap_s in enumerate(gaps):
+        followed_s += np.clip(steps - number, 0.0, 1.0) * gap_s
+    found_s = longer_s.copy()
+    found_s[who] = followed_s
+    return found_s
+
+
 def weighted_quantiles(seconds: Floats, weights: Floats) -> Quantiles:
     """Mean and percentiles of values that count by their weights."""
     order = np.argsort(seconds)
@@ -74,26 +103,26 @@ def _running(scene: Scene, uniform: Floats) -> Floats:
     return np.asarray(states[np.minimum(np.searchsorted(share, uniform * share[-1]), len(states) - 1)])
 
 
-def _decode_s(scene: Scene, running: Floats, points: Points) -> Floats:
+def _decode_s(scene: Scene, running: Floats, points: Points, who: Who = ALL) -> Floats:
     """A decode step of so many sequences, whose contexts are longer or shorter than the mean."""
     cost = DecodeCost.of(scene.replica)
     step_s = scene.step_s(running)
-    context = np.sqrt(running) * scene.demand.context_sd * cost.context_token_s * points.context
+    context = np.sqrt(running) * scene.demand.context_sd * cost.context_token_s * points.context[who]
     return np.maximum(step_s + context, 0.5 * step_s)
 
 
 def _after_own(
-    scene: Scene, running: Floats, own_s: Floats, left: Floats, points: Points, followed: int
+    scene: Scene, running: Floats, own_s: Floats, left: Floats, points: Points, followed: int, who: Who = ALL
 ) -> Iterator[Floats]:
-    """The first gaps of each request, one after the other."""
-    decode_s = _decode_s(scene, running, points)
+    """The first gaps of each request, or of those of the points `who`, one after the other."""
+    decode_s = _decode_s(scene, running, points, who)
     if scene.replica.batching.policy == "prefill_first":
         yield decode_s + _prompts_alone_s(scene, own_s, left)
         return
     step_s, room = scene.step_s(running), prefill_room(scene.replica, scene.demand, running)
     before_s, waiting = own_s, left
     for number in range(followed):
-        waiting = waiting + _arriving(scene, before_s, number)
+        waiting = waiting + _arriving(scene, before_s, number, who)
         tokens = np.minimum(waiting, room)
         with_prompts_s = scene.iteration_s(running, tokens, tokens * scene.demand.attention_per_token)
         before_s = decode_s + np.where(tokens > 0, with_prompts_s - step_s, 0.0)
@@ -137,7 +166,7 @@ def _prompts_alone_s(scene: Scene, before_s: Floats, left: Floats) -> Floats:
     return stalled_s
 
 
-def _arriving(scene: Scene, seconds: Floats, number: int, who: NDArray[np.int64] | slice = slice(None)) -> Floats:
+def _arriving(scene: Scene, seconds: Floats, number: int, who: Who = ALL) -> Floats:
     """Prompt tokens that arrive in `seconds`, with separate deviates for each iteration of a row."""
     uniform, normal = _deviates(number)
     return prompts_arriving(scene, seconds, uniform[who], normal[who], np.zeros_like(seconds))

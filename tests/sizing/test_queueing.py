@@ -353,6 +353,17 @@ def test_percentiles_agree_with_simulation(policy, lengths):
         np.testing.assert_allclose(found[:, 3], expected[:, 3], rtol=0.15)
 
 
+@pytest.mark.parametrize("policy", ("chunked", "whole_prompt"))
+@pytest.mark.parametrize("osl", (2, 5, 9))
+def test_stalls_of_short_answers_agree_with_simulation(policy: Policy, osl: int) -> None:
+    """One prompt beside a few tokens is met or not: most answers meet none, some one, and few two."""
+    engine = replica(policy, token_budget=8192)
+    load = at(0.3, engine, Lengths(2000, osl))
+    formula, run = predict(engine, load).itl, simulate(engine, load, requests=60_000, seed=1).prediction().itl
+    for percentile in (50, 90, 95, 99):
+        assert formula.at(percentile) == pytest.approx(run.at(percentile), rel=0.1), percentile
+
+
 @pytest.mark.parametrize("budget", (256, 512, 2048))
 def test_no_mean_gap_is_longer_than_an_iteration_that_the_budget_fills(budget):
     """Short answers beside prompts in chunks, near saturation: most of their gaps are full iterations, none is more."""

@@ -40,8 +40,9 @@ from sizing.points import COLUMNS, Point
 # --- Which process measures a run, and whether it is alive: by /proc on this machine, elsewhere by its heartbeat
 
 HEARTBEAT_S = 2.0
-LOST_AFTER_S = 30.0
-"""A process on another machine that has been silent for longer is presumed dead."""
+LOST_AFTER_S = 90.0
+"""A process on another machine that has been silent for longer is presumed dead. It cannot beat while the
+database is away, and it outlives that for a minute."""
 
 
 @dataclass(frozen=True, slots=True)

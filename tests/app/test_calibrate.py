@@ -405,7 +405,7 @@ def test_a_lost_run_shows_its_last_lines_and_how_to_go_on(
 ) -> None:
     run_id = enqueue(store, "lengths: [{isl: 6, osl: 4}]\nconcurrency: [1]\n", label="ensemble", target="gpu-7:8001")
     with store.database.writing() as connection:
-        connection.exec_driver_sql("UPDATE runs SET host = 'elsewhere', heartbeat = heartbeat - 31, log = 'it said so'")
+        connection.exec_driver_sql("UPDATE runs SET host = 'elsewhere', heartbeat = heartbeat - 91, log = 'it said so'")
     monkeypatch.delenv(jobs.ALLOW_VARIABLE, raising=False)
     app = calibrate("runs")
     assert "lost: its process is gone" in words(app)

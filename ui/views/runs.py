@@ -13,6 +13,7 @@ from calibration import jobs
 from calibration.errors import CalibrationError
 from calibration.plan import parse_plan
 from calibration.store import LIVE, Run, Store
+from calibration.store.runs import LOST_AFTER_S
 from calibration.store.work import RunProgress, accept, discard, work
 from sizing.fitting import Fit, PointError
 from sizing.numbers import percent, significant
@@ -156,7 +157,7 @@ ROWS_PX, HEADER_PX, ROWS_SEEN = 28, 38, 8
 STATE_WORDS = {
     "queued": "starting",
     "running": "running",
-    "lost": "lost: its process is gone, or has been silent for half a minute",
+    "lost": f"lost: its process is gone, or has been silent for {LOST_AFTER_S:g} s",
     "done": "done",
     "interrupted": "interrupted",
     "failed": "failed",

@@ -13,7 +13,13 @@ import sqlalchemy as sql
 
 from calibration.errors import StoreError
 from calibration.store import Store
-from calibration.store.database import CONNECT_WITHIN_S, NETWORK_GONE_AFTER_S, runs
+from calibration.store.database import (
+    CONNECT_WITHIN_S,
+    LONGEST_WAIT_S,
+    NETWORK_GONE_AFTER_S,
+    TRY_AGAIN_FOR_S,
+    runs,
+)
 from calibration.store.runs import HEARTBEAT_S, LOST_AFTER_S, Owner
 from tests.calibration.kept import POINT
 from tests.calibration.outside import altered, begun_elsewhere, ended, first_line, go_on, python
@@ -56,11 +62,16 @@ def test_one_missed_heartbeat_does_not_make_a_run_look_dead() -> None:
     assert 2 * (HEARTBEAT_S + max(NETWORK_GONE_AFTER_S, CONNECT_WITHIN_S)) < LOST_AFTER_S
 
 
+def test_a_run_that_outlives_the_absence_of_the_database_does_not_look_dead() -> None:
+    """It keeps what it measures for so long, waits for one more trial, and beats."""
+    assert TRY_AGAIN_FOR_S + LONGEST_WAIT_S + HEARTBEAT_S < LOST_AFTER_S
+
+
 def test_elsewhere_only_the_heartbeat_tells(store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = store.create_run("plan")
     altered(database_url, "UPDATE runs SET host = 'another machine'")
     assert store.run(run_id).state == "running"
-    altered(database_url, "UPDATE runs SET heartbeat = heartbeat - 61")
+    altered(database_url, "UPDATE runs SET heartbeat = heartbeat - 91")
     assert store.run(run_id).state == "lost"
     with ExitStack() as meanwhile:
         with monkeypatch.context() as there:
@@ -87,7 +98,7 @@ def test_a_run_that_was_taken_over_is_not_written_by_its_old_owner_even_when_it_
     store: Store, database_url: str
 ) -> None:
     run_id = store.create_run("plan")
-    altered(database_url, "UPDATE runs SET host = 'cut off for a while', heartbeat = heartbeat - 61")
+    altered(database_url, "UPDATE runs SET host = 'cut off for a while', heartbeat = heartbeat - 91")
     ended(python(TAKE_OVER, database_url, run_id))
     before = store.run(run_id)
     assert (before.state, before.points) == ("done", 1)
@@ -113,7 +124,7 @@ def test_another_machine_of_the_same_name_is_elsewhere() -> None:
     here, boot = Owner.here(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     other = replace(here, pid=2**31 - 1, born=here.born.replace(boot, str(uuid4())))
     assert other.lives(silent_s=0)
-    assert not other.lives(silent_s=61)
+    assert not other.lives(silent_s=91)
 
 
 ADD_MANY = """

@@ -56,6 +56,7 @@ def on_cluster(job: Callable[[int, Any], Any], items: Mapping[int, Any], address
     """
     from distributed import Client, KilledWorker, as_completed  # 1 s to import: only studies on a cluster pay for it
     from distributed.comm.core import CommClosedError
+    from distributed.scheduler import NoWorkerError
 
     try:
         client = Client(address, timeout=WAIT_S, set_as_default=False)  # type: ignore[no-untyped-call]
@@ -70,9 +71,11 @@ def on_cluster(job: Callable[[int, Any], Any], items: Mapping[int, Any], address
                 place = left[future]
                 try:
                     result = future.result()
+                except NoWorkerError as error:  # of a scheduler whose own `no-workers-timeout` is shorter than ours
+                    raise WorkersLost(_deserted(address, error.timeout, len(left))) from None
                 except (KilledWorker, CommClosedError, CancelledError) as error:
                     if deserted.is_set():
-                        raise WorkersLost(_deserted(address, len(left))) from None
+                        raise WorkersLost(_deserted(address, DESERTED_AFTER_S, len(left))) from None
                     why = " ".join(str(error).split())
                     raise WorkersLost(
                         f"cluster {address}: item {place + 1} was lost with its workers ({why})"
@@ -113,9 +116,9 @@ def _cancelled_when_deserted(client: Any, futures: Collection[Any]) -> Iterator[
         thread.join(LOOK_EVERY_S)  # it may be waiting for a scheduler that is gone; closing the client ends that
 
 
-def _deserted(address: str, left: int) -> str:
+def _deserted(address: str, silent_s: float, left: int) -> str:
     return (
-        f"cluster {address}: it has had no workers for {DESERTED_AFTER_S:g} s, with {left} items left; start "
+        f"cluster {address}: it has had no workers for {silent_s:g} s, with {left} items left; start "
         f"`dask worker {address}`, and repeat the command"
     )
 

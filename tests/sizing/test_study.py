@@ -115,11 +115,15 @@ def test_a_cluster_that_goes_away_is_one_error() -> None:
             list(results)
 
 
-def test_a_cluster_without_workers_for_some_time_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler stays, so that Dask itself would wait for a worker for ever."""
+@pytest.mark.parametrize("by_scheduler", (False, True))
+def test_a_cluster_without_workers_for_some_time_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, by_scheduler: bool
+) -> None:
+    """The scheduler stays, so that Dask itself would wait for a worker for ever, unless it was given a limit."""
     from distributed import LocalCluster
 
-    monkeypatch.setattr("lab.cluster.DESERTED_AFTER_S", 1.0)
+    if not by_scheduler:
+        monkeypatch.setattr("lab.cluster.DESERTED_AFTER_S", 1.0)
     monkeypatch.setattr("lab.cluster.LOOK_EVERY_S", 0.1)
     workers = LocalCluster(  # type: ignore[no-untyped-call]
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", silence_logs=50
@@ -128,6 +132,8 @@ def test_a_cluster_without_workers_for_some_time_is_one_error(monkeypatch: pytes
         address = workers.scheduler_address
         results = on_cluster(study_work.nap, dict(enumerate([0.0] + [0.5] * 9)), address)
         assert next(results) == (0, 0.0)
+        if by_scheduler:
+            workers.scheduler.no_workers_timeout = 1.0
         workers.scale(0)
         told = (
             rf"has had no workers for 1 s, with \d items left; start `dask worker {address}`, and repeat the command$"

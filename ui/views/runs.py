@@ -12,8 +12,7 @@ import streamlit as st
 from calibration import jobs
 from calibration.errors import CalibrationError
 from calibration.plan import parse_plan
-from calibration.store import LIVE, Run, Store
-from calibration.store.runs import LOST_AFTER_S
+from calibration.store import LIVE, LOST_AFTER_S, Run, Store
 from calibration.store.work import RunProgress, accept, discard, work
 from sizing.fitting import Fit, PointError
 from sizing.numbers import percent, significant

@@ -8,12 +8,12 @@ planner checks its answers by simulation too (Poisson arrivals: its own smallest
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sizing.edge import IDLE, NEAR, SURE, load_response, predict_at, requests_for, run_at, upper_percentile
 from sizing.errors import RequestTooLong
-from sizing.plans import Candidate
+from sizing.plans import Candidate, Rejection
 from sizing.question import Question
 from sizing.simulator import Simulated
 from sizing.workload import PERCENTILES, Limit
@@ -51,20 +51,47 @@ class Together:
     limits: tuple[Limit, ...]
 
 
-def relaxations(question: Question, candidates: Sequence[Candidate]) -> tuple[Relaxation, ...]:
+Ways = tuple[tuple[Relaxation, ...], Together | None]
+NO_WAYS: Ways = ((), None)
+NearlyAlone = Callable[[Candidate], Callable[[Limit], float]]
+"""Of a candidate, what each limit speaks of for users nearly alone, in seconds; simulated when first asked for."""
+
+
+def ways_out(
+    rejected: Iterable[Rejection],
+    question: Question,
+    candidates: Sequence[Candidate],
+    nearly_alone: NearlyAlone | None = None,
+) -> Ways:
+    """Each limit relaxed alone, and all that must be relaxed together, where it is the SLA that is missed.
+
+    `nearly_alone`: of users that are no requests at random, which the formula takes for such.
+    """
+    if all(rejection.kind != "sla" for rejection in rejected):
+        return NO_WAYS
+    alone = relaxations(question, candidates, nearly_alone)
+    return alone, only_together(alone, together(question, candidates, nearly_alone))
+
+
+def relaxations(
+    question: Question, candidates: Sequence[Candidate], nearly_alone: NearlyAlone | None = None
+) -> tuple[Relaxation, ...]:
     """For each limit of the SLA, in its order, the relaxation that suffices alone; none of the share of requests that
     are rejected, of which the formula says nothing.
 
     Meant for an SLA that no candidate meets. A limit that is met comes back with the smallest value that still is.
     """
-    idle = [_Idle(question, candidate) for candidate in candidates]
+    idle = [_Idle(question, candidate, nearly_alone) for candidate in candidates]
     return tuple(_relaxed(limit, idle) for limit in question.sla.latencies)
 
 
-def together(question: Question, candidates: Sequence[Candidate]) -> Together | None:
+def together(
+    question: Question, candidates: Sequence[Candidate], nearly_alone: NearlyAlone | None = None
+) -> Together | None:
     """The candidate whose worst miss is the least, and the limits it misses as it would keep them; None without one."""
     sla = question.sla
-    idle = sorted((_Idle(question, candidate) for candidate in candidates), key=lambda each: each.worst(sla.limits))
+    all_idle = (_Idle(question, candidate, nearly_alone) for candidate in candidates)
+    idle = sorted(all_idle, key=lambda each: each.worst(sla.limits))
     nearest = next((each for each in idle if all(each.needs_s(limit) < math.inf for limit in sla.limits)), None)
     if nearest is None:
         return None
@@ -93,9 +120,10 @@ def rounded_up(value: float, digits: int = 3) -> float:
 class _Idle:
     """Latencies of a candidate's replica that is all but idle; simulated when first asked for."""
 
-    def __init__(self, question: Question, candidate: Candidate) -> None:
+    def __init__(self, question: Question, candidate: Candidate, nearly_alone: NearlyAlone | None = None) -> None:
         self.candidate = candidate
         self.question = question
+        self.nearly_alone = nearly_alone and nearly_alone(candidate)
         self.setting = question.setting(question.workload.arrivals.thin_among)
         self.response = load_response(candidate.replica, self.setting)
         self._run: Simulated | None = None
@@ -117,7 +145,9 @@ class _Idle:
             return math.inf
 
     def _needs_s(self, limit: Limit) -> float:
-        return max(upper_percentile(self._simulated(), limit, SURE), self.formula_s(limit) / NEAR * (1 + 1e-9))
+        alone = self.nearly_alone
+        simulated_s = alone(limit) if alone else upper_percentile(self._simulated(), limit, SURE)
+        return max(simulated_s, self.formula_s(limit) / NEAR * (1 + 1e-9))
 
     def keeps(self, limits: Sequence[Limit]) -> bool:
         """True when all of these limits hold."""
@@ -171,6 +201,8 @@ def _kept_percentiles(
 
 def _roomy(limit: Limit, smallest: Limit, idle: _Idle) -> Limit:
     """The limit at half the load that the replica carries without it: under the other limits, or while stable."""
+    if idle.nearly_alone:
+        return smallest  # of users at half the load the formula knows too little
     replica, setting = idle.candidate.replica, idle.setting
     most_per_s = float(idle.response.rates_per_s[0]) / IDLE
     apart = setting.sla.without(limit)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, get_args
 
 import numpy as np
 
+from sizing.analyses.relax import Ways, ways_out
 from sizing.analyses.traced import smallest
 from sizing.candidates import catalogued
 from sizing.edge import BY_FORMULA, FAR, SURE, Z90, log_ratio, upper_end
@@ -328,7 +329,11 @@ class SessionRuns:
 
     def run(self, replicas: int, load: SessionLoad, rate_per_s: float) -> Seen:
         """The fleet where so many sessions start in a second."""
-        run = simulate_sessions(
+        return Seen.of(self.simulated(replicas, load, rate_per_s), self.question.sla, replicas, rate_per_s)
+
+    def simulated(self, replicas: int, load: SessionLoad, rate_per_s: float) -> SimulatedSessions:
+        """The same with every turn."""
+        return simulate_sessions(
             self.candidate.replica,
             replace(load.sessions, rate_per_s=rate_per_s),
             replicas=replicas,
@@ -336,7 +341,6 @@ class SessionRuns:
             requests=self.turns,
             seed=self.seed,
         )
-        return Seen.of(run, self.question.sla, replicas, rate_per_s)
 
     def _users(self, replicas: int, load: SessionLoad) -> Seen:
         """The run whose sessions in flight are the users: their rate is found by Little's law, step by step.
@@ -610,6 +614,20 @@ def alone_missed(candidate: Candidate, alone: Seen) -> Rejection:
     limit, value_s = alone.missed, alone.predicted.value_s(alone.missed)
     why = f"misses {limit} with any number of GPUs: it is {milliseconds(value_s)} for sessions nearly alone"
     return Rejection.of(candidate, "sla", why, limit, value_s)
+
+
+def session_ways_out(
+    rejected: Iterable[Rejection], question: Question, load: SessionLoad, candidates: Sequence[Candidate], seed: int = 0
+) -> Ways:
+    """What each limit would have to be: that of sessions nearly alone, whose turns find their cache as it was left."""
+    apart = replace(load, users=None)
+
+    def nearly_alone(candidate: Candidate) -> Callable[[Limit], float]:
+        runs = SessionRuns(question, apart, candidate, seed, lambda _: None)
+        run = cache(lambda: runs.simulated(1, apart, ALONE / runs.idle_s()))
+        return lambda limit: upper_s(run(), limit)
+
+    return ways_out(rejected, question, caching(candidates, load.sessions)[0], nearly_alone)
 
 
 def most_replicas(question: Question, candidate: Candidate, winner: Fleet) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
+from sizing.analyses.relax import Ways, ways_out
 from sizing.edge import REQUESTS, SlaMissed, first_capacity_per_s, least, upper_excess
 from sizing.errors import RequestTooLong, ScenarioError, first_fault, quoted
 from sizing.explain import cost_rejection, sla_rejection
@@ -20,6 +21,7 @@ from sizing.plans import Basis, Candidate, Rejection, basis_of, beyond_measured
 from sizing.prediction import Caution, Prediction
 from sizing.question import (
     FIELDS,
+    Question,
     Setting,
     check_load,
     check_priced,
@@ -226,6 +228,20 @@ def least_gpus(
         else:
             rejected.append(found)
     return sorted(fleets, key=lambda fleet: cost(fleet, terms)), rejected
+
+
+def workloads_ways_out(
+    rejected: Sequence[Rejection], model: str, shares: Sequence[Share], candidates: Sequence[Candidate]
+) -> tuple[tuple[str, Ways], ...]:
+    """What the limits of each workload would have to be that no candidate keeps even alone, by its name."""
+    found = (
+        (share.name, ways_out(rejected, Question(model, share.workload, share.sla), candidates)) for share in shares
+    )
+    return tuple(
+        (name, (alone, together))
+        for name, (alone, together) in found
+        if any(way.smallest is None or way.smallest.limit_s > way.limit.limit_s for way in alone)
+    )
 
 
 def cost(fleet: SharedFleet, terms: Terms) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 
 from sizing import candidates
 from sizing.analyses.existing import best_first
+from sizing.analyses.relax import ways_out
 from sizing.analyses.sharing import (
     ScenarioFile,
     Share,
@@ -19,6 +20,7 @@ from sizing.analyses.sharing import (
     read_scenario,
     scenario_of,
     share_of,
+    workloads_ways_out,
 )
 from sizing.candidates import Choice, Found
 from sizing.cli.options import (
@@ -43,12 +45,13 @@ from sizing.cli.options import (
     words,
     write_json,
 )
+from sizing.cli.plan import Reported
 from sizing.cli.shapes import existing_json, shared_json
 from sizing.cli.tables import print_existing, print_shared
 from sizing.explain import distance_from_sla
 from sizing.plans import NoFeasiblePlan
 from sizing.question import Question
-from sizing.text import rejection_json
+from sizing.text import rejection_json, ways_out_lines
 from sizing.workload import Lengths
 
 EXAMPLE = """\b
@@ -76,10 +79,13 @@ def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
     question = Question.of({**given, "rate": 1.0})
     lengths, points = question.workload.lengths, points_of(given)
     found, left_out = candidates.find(question.model, lengths, choice_of(given), points, protocol_of(given))
-    fleets, rejected = best_first(question, configured(found, given, lengths.osl), gpus)
+    reserved = configured(found, given, lengths.osl)
+    fleets, rejected = best_first(question, reserved, gpus)
     rejected = sorted([*rejected, *left_out], key=distance_from_sla)
     if not fleets:
-        raise NoFeasiblePlan(f"{gpus} GPUs cannot carry any load under {question.sla}", tuple(rejected))
+        missed = NoFeasiblePlan(f"{gpus} GPUs cannot carry any load under {question.sla}", tuple(rejected))
+        fitting = [each for each in reserved if each.gpus * (1 + question.spare) <= gpus]
+        raise Reported(missed, {}, ways_out_lines(*ways_out(rejected, question, fitting)))
     if json_:
         others = [existing_json(fleet) for fleet in fleets[1:]]
         write_json({**existing_json(fleets[0]), "alternatives": others, "rejected": [*map(rejection_json, rejected)]})
@@ -133,10 +139,13 @@ def share_command(context: click.Context, /, json_: bool, scenario: str | None, 
     found = find(asked, shares, given)
     terms = replace(asked.terms, **prices_of(given.get("price"), gpus_of(found)))
     most_osl = max(share.workload.lengths.osl for share in shares)
-    fleets, missed = least_gpus(shares, configured(found[0], given, most_osl), terms)
+    reserved = configured(found[0], given, most_osl)
+    fleets, missed = least_gpus(shares, reserved, terms)
     rejected = sorted([*missed, *found[1]], key=distance_from_sla)
     if not fleets:
-        raise NoFeasiblePlan("no configuration meets the SLA of every workload", tuple(rejected))
+        refused = NoFeasiblePlan("no configuration meets the SLA of every workload", tuple(rejected))
+        ways = workloads_ways_out(missed, asked.model, shares, reserved)
+        raise Reported(refused, {}, [f"{name}: {line}" for name, way in ways for line in ways_out_lines(*way)])
     if json_:
         write_json({**shared_json(fleets[0], terms), "rejected": [rejection_json(miss) for miss in rejected]})
     else:

@@ -15,7 +15,7 @@ from sizing import text as answer
 from sizing.analyses.curves import load_curve
 from sizing.analyses.daily import daily_rates, gpus_by_hour, peak_over_mean
 from sizing.analyses.mixed import Mix, Supply, cheapest_mix, worth_mixing
-from sizing.analyses.relax import Relaxation, Together, only_together, relaxations, together
+from sizing.analyses.relax import NO_WAYS, Ways, ways_out
 from sizing.analyses.sensitivity import goodput_prices, sensitivities, tune
 from sizing.analyses.verification import verification
 from sizing.cli.options import (
@@ -209,9 +209,15 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         special = replayed or simulated
         plan = special.plan if special else planner.plan(question, reserved, found[1])
     except NoFeasiblePlan as error:
-        ways = NO_WAYS if talks or given["classes"] else ways_out(error, question, reserved)
         load = talks[0] if talks else None
-        report = {"report": refusal_json(error, question, ways, load, recorded is not None)} if json_ else {}
+        if load:
+            from sizing.analyses.session_plan import session_ways_out
+
+            ways = session_ways_out(error.rejected, question, load, reserved)
+        else:
+            ways = NO_WAYS if given["classes"] else ways_out(error.rejected, question, reserved)
+        rows = NO_WAYS if load else ways  # a report's rows of limits do not tell first turns from later ones
+        report = {"report": refusal_json(error, question, rows, load, recorded is not None)} if json_ else {}
         raise Reported(error, report, answer.ways_out_lines(*ways)) from None
     more = Extras(sessions=simulated)
     if simulated is None:
@@ -355,19 +361,6 @@ def report_json(plan: Plan, more: Extras) -> dict[str, Any]:
 
     curve = None if more.sessions else load_curve(plan.question, plan.answer)
     return as_dict(report_of(plan, curve, more, Cover(now())))
-
-
-Ways = tuple[tuple[Relaxation, ...], Together | None]
-NO_WAYS: Ways = ((), None)
-"""To meet the SLA of sessions, or of classes of requests: none are worked out."""
-
-
-def ways_out(error: NoFeasiblePlan, question: Question, found: Sequence[Candidate]) -> Ways:
-    """Each limit relaxed alone, and all that must be relaxed together, where it is the SLA that is missed."""
-    if all(rejection.kind != "sla" for rejection in error.rejected):
-        return NO_WAYS
-    alone = relaxations(question, found)
-    return alone, only_together(alone, together(question, found))
 
 
 def refusal_json(

@@ -13,6 +13,7 @@ from rich.table import Table
 from sizing import candidates, planner
 from sizing import text as answer
 from sizing.analyses.pools import Pools, disaggregate
+from sizing.analyses.relax import ways_out
 from sizing.analyses.whatif import KINDS, Comparison, example, parse_change, what_if
 from sizing.cli.options import (
     as_json,
@@ -136,11 +137,12 @@ def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, *
     pools = disaggregate(found.setup) if disaggregated else None
     missed = None
     if isinstance(found.after, Rejection):
-        missed = NoFeasiblePlan(f"with the changes no fleet meets {question.sla}", (found.after,))
+        error = NoFeasiblePlan(f"with the changes no fleet meets {question.sla}", (found.after,))
+        missed = refused(error, found.setup.question, [found.setup.candidate])
     if json_:
         both = comparison_json(found, changes) | ({"disaggregated": pools_json(pools, question)} if pools else {})
         if missed:
-            raise Reported(missed, both)
+            raise Reported(missed, both, missed.ways_out)
         write_json(both)
     else:
         print_comparison(found, changes)
@@ -156,7 +158,17 @@ def _candidate(question: Question, given: dict[str, Any]) -> Candidate:
     """The one candidate of the choice, or the plan's answer where there are several."""
     lengths, points = question.workload.lengths, points_of(given)
     found, left_out = candidates.find(question.model, lengths, choice_of(given), points, protocol_of(given))
-    return found[0] if len(found) == 1 else planner.plan(question, found, left_out).answer.candidate
+    if len(found) == 1:
+        return found[0]
+    try:
+        return planner.plan(question, found, left_out).answer.candidate
+    except NoFeasiblePlan as error:
+        raise refused(error, question, found) from None
+
+
+def refused(error: NoFeasiblePlan, question: Question, found: list[Candidate]) -> Reported:
+    """The error with ways to meet the SLA."""
+    return Reported(error, {}, answer.ways_out_lines(*ways_out(error.rejected, question, found)))
 
 
 def comparison_json(found: Comparison, changes: tuple[str, ...]) -> dict[str, Any]:

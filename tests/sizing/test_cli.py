@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -407,3 +408,30 @@ def test_a_report_tells_of_other_fleets_what_the_terminal_does(capsys: pytest.Ca
     ]
     words = " ".join(said.split())
     assert len(found) == 4 and all(line in words for line in found)
+
+
+ONE = "--model Qwen/Qwen3-32B --gpu h200_sxm --tp 2 --precision fp8 --engine vllm"
+LENGTHS = "--isl 1000 --osl 200"
+UNMET = {
+    "capacity": f"capacity --gpus 8 {ONE} {LENGTHS} --itl p95:LIMIT",
+    "share": f"share {ONE} --workload chat:isl=1000,osl=200,rate=5,itl=p95:LIMIT "
+    "--workload bulk:isl=2000,osl=50,rate=1,e2e=p95:60s",
+    "whatif": f"whatif --change batch_limit=64 {ONE} {LENGTHS} --rate 5 --itl p95:LIMIT",
+    "sessions": f"plan {ONE} --users 50 --turns 4 --first-tokens 600 --user-tokens 120 --output-tokens 200 --think 5s "
+    "--later-ttft p95:LIMIT --headroom 0",
+}
+
+
+@pytest.mark.parametrize("asked", UNMET.values(), ids=UNMET)
+def test_an_sla_that_cannot_be_met_is_told_with_a_limit_that_can(
+    asked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run([*asked.replace("LIMIT", "2ms").split(), "--json"], capsys)
+    (line,) = json.loads(out)["ways_out"]
+    enough = re.search(r"(\d[\d.]*) ms instead of 2 ms", line)
+    assert code == 3 and enough
+    code, out, _ = run(asked.replace("LIMIT", "2ms").split(), capsys)
+    assert code == 3 and f"Ways to meet the SLA:\n  - {line}." in out
+    assert run([*asked.replace("LIMIT", f"{enough[1]}ms").split(), "--json"], capsys)[0] == 0
+    less = 0.95 * float(enough[1])
+    assert run([*asked.replace("LIMIT", f"{less}ms").split(), "--json"], capsys)[0] == 3

@@ -166,6 +166,8 @@ def test_fewer_requests_make_the_band_wider_and_too_few_leave_it_open() -> None:
     for wide, narrow in zip(few.figures, many.figures, strict=True):
         assert wide.high_s / wide.low_s > narrow.high_s / narrow.low_s > 1
         assert all(each.low_s < each.predicted_s < each.high_s for each in (wide, narrow))
+    uncounted = compared(EXACT, QUESTION, dataclasses.replace(shown(SERVER, load), requests=None))
+    assert all(math.log(each.high_s / each.predicted_s) > 1.6 * 0.02 for each in uncounted.figures), "runs differ"
     untold = compared(EXACT, QUESTION, shown(SERVER, load, requests=100, ttft_p95_s=None))
     assert not untold.verified and untold.why_not == "100 requests are too few for p95 TTFT: measure longer"
 

@@ -86,6 +86,27 @@ def within(limit_s: float = math.inf, look_up: Callable[[], object] = nobody_lea
         _terms.reset(before)
 
 
+@contextmanager
+def told(tell: Callable[[str], object]) -> Iterator[None]:
+    """Tell, now and then, what is computed inside, under the terms that were set, if any."""
+    budget = _terms.get()
+    if budget is None:
+        with within(), told(tell):
+            yield
+        return
+    look_up = budget.look_up
+
+    def look_up_and_tell() -> None:
+        look_up()
+        tell(budget.doing)
+
+    budget.look_up = look_up_and_tell
+    try:
+        yield
+    finally:
+        budget.look_up = look_up
+
+
 def unbilled(spent_s: float) -> None:
     """Exclude from the account CPU seconds that this thread has just spent and no second question will."""
     if (budget := _terms.get()) is not None:

@@ -39,6 +39,7 @@ from sizing.cli.options import (
     prices_of,
     protocol_of,
     set_by_hand,
+    shown_late,
     sla_options,
     tensor_parallel,
     time_limit,
@@ -80,7 +81,8 @@ def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
     lengths, points = question.workload.lengths, points_of(given)
     found, left_out = candidates.find(question.model, lengths, choice_of(given), points, protocol_of(given))
     reserved = configured(found, given, lengths.osl)
-    fleets, rejected = best_first(question, reserved, gpus)
+    with shown_late():
+        fleets, rejected = best_first(question, reserved, gpus)
     rejected = sorted([*rejected, *left_out], key=distance_from_sla)
     if not fleets:
         missed = NoFeasiblePlan(f"{gpus} GPUs cannot carry any load under {question.sla}", tuple(rejected))
@@ -140,7 +142,8 @@ def share_command(context: click.Context, /, json_: bool, scenario: str | None, 
     terms = replace(asked.terms, **prices_of(given.get("price"), gpus_of(found)))
     most_osl = max(share.workload.lengths.osl for share in shares)
     reserved = configured(found[0], given, most_osl)
-    fleets, missed = least_gpus(shares, reserved, terms)
+    with shown_late():
+        fleets, missed = least_gpus(shares, reserved, terms)
     rejected = sorted([*missed, *found[1]], key=distance_from_sla)
     if not fleets:
         refused = NoFeasiblePlan("no configuration meets the SLA of every workload", tuple(rejected))

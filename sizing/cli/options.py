@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
 
-from sizing.budget import within
+from sizing.budget import told, within
 from sizing.candidates import Choice, Found
 from sizing.catalog import Layout
 from sizing.cli.shapes import finite_only
@@ -23,6 +25,9 @@ from sizing.plans import Candidate
 from sizing.points import Point, read_points
 from sizing.question import ADMISSION, FIELDS, with_laws
 from sizing.workload import LIMITED, MOST_TOKENS, Sessions, TurnLaw, parse_seconds
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 MOST_GPUS = 10_000_000
 """GPUs of one type owned or available: more is almost certainly a typo."""
@@ -165,6 +170,27 @@ def length_options(required: bool) -> Callable[[F], F]:
 def start_clock(context: click.Context, _: click.Parameter, limit_s: float) -> None:
     """Let the command compute for `limit_s` seconds of CPU from here on."""
     context.with_resource(within(limit_s))
+
+
+SHOWN_AFTER_S = 2.0
+
+
+@contextmanager
+def shown_late() -> Iterator[None]:
+    """Say on a terminal what is computed inside, once that has taken longer than `SHOWN_AFTER_S`."""
+    began_s, open_ = time.monotonic(), ExitStack()
+    status: list[Status] = []
+
+    def tell(doing: str) -> None:
+        if not status and time.monotonic() - began_s >= SHOWN_AFTER_S and sys.stderr.isatty():
+            from rich.console import Console  # what takes less long does without
+
+            status.append(open_.enter_context(Console(stderr=True).status(doing)))
+        elif status:
+            status[0].update(doing)
+
+    with open_, told(tell):
+        yield
 
 
 time_limit = click.option(

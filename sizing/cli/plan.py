@@ -41,6 +41,7 @@ from sizing.cli.options import (
     session_routing_option,
     sessions_of,
     set_by_hand,
+    shown_late,
     sla_options,
     time_limit,
     write_json,
@@ -204,10 +205,14 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     counts = {name: counts_of(f"--{name}", text, gpus) for name, text in stock.items()}
     reserved = configured(found[0], given, question.workload.lengths.osl)
     try:
-        replayed = None if recorded is None else replays(question, recorded, reserved, found[1], given)
-        simulated = None if talks is None else simulates(question, *talks, reserved, found[1])
-        special = replayed or simulated
-        plan = special.plan if special else planner.plan(question, reserved, found[1])
+        with shown_late():
+            replayed = None if recorded is None else replays(question, recorded, reserved, found[1], given)
+            simulated = None if talks is None else simulates(question, *talks, reserved, found[1])
+            special = replayed or simulated
+            plan = special.plan if special else planner.plan(question, reserved, found[1])
+            more = Extras(sessions=simulated)
+            if simulated is None:
+                more = replace(extras(plan, given, counts, reserved), trace=replayed)
     except NoFeasiblePlan as error:
         load = talks[0] if talks else None
         if load:
@@ -219,9 +224,6 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         rows = NO_WAYS if load else ways  # a report's rows of limits do not tell first turns from later ones
         report = {"report": refusal_json(error, question, rows, load, recorded is not None)} if json_ else {}
         raise Reported(error, report, answer.ways_out_lines(*ways)) from None
-    more = Extras(sessions=simulated)
-    if simulated is None:
-        more = replace(extras(plan, given, counts, reserved), trace=replayed)
     if json_:
         write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more)})
     else:
@@ -319,13 +321,10 @@ def simulates(
     found: Sequence[Candidate],
     rejected: Sequence[Rejection],
 ) -> SessionPlan:
-    """The plan of sessions; on a terminal, which fleet is being simulated."""
-    from rich.console import Console
-
+    """The plan of sessions."""
     from sizing.analyses.session_plan import plan_sessions
 
-    with Console(stderr=True).status("sessions") as status:
-        return plan_sessions(question, load, turns, found, rejected, progress=status.update)
+    return plan_sessions(question, load, turns, found, rejected)
 
 
 def replays(
@@ -335,22 +334,12 @@ def replays(
     rejected: Sequence[Rejection],
     given: Mapping[str, Any],
 ) -> TracePlan:
-    """The plan of a trace; on a terminal, which fleet is being replayed."""
-    from rich.console import Console
-
+    """The plan of a trace."""
     from sizing.analyses.traced import class_slas, plan_trace
 
     slas = class_slas(recorded.trace, question.sla, given["classes"])
-    with Console(stderr=True).status(f"{len(recorded.trace):,} requests") as status:
-        planned = plan_trace(
-            question,
-            recorded.trace,
-            found,
-            rejected,
-            slas=slas,
-            prefix_cache=given["prefix_cache"],
-            progress=status.update,
-        )
+    cached = given["prefix_cache"]
+    planned = plan_trace(question, recorded.trace, found, rejected, slas=slas, prefix_cache=cached)
     return replace(planned, notes=recorded.notes)
 
 

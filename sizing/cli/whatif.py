@@ -22,6 +22,7 @@ from sizing.cli.options import (
     model_options,
     points_of,
     protocol_of,
+    shown_late,
     sla_options,
     which_options,
     workload_options,
@@ -133,8 +134,9 @@ def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, *
         raise ScenarioError(f"give at least one --change ({', '.join(KINDS)}) or --disaggregated")
     made = [parse_change(text) for text in changes]
     question = Question.of(given)
-    found = what_if(question, _candidate(question, given), made)
-    pools = disaggregate(found.setup) if disaggregated else None
+    with shown_late():
+        found = what_if(question, _candidate(question, given), made)
+        pools = disaggregate(found.setup) if disaggregated else None
     missed = None
     if isinstance(found.after, Rejection):
         error = NoFeasiblePlan(f"with the changes no fleet meets {question.sla}", (found.after,))

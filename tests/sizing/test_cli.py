@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -410,15 +413,15 @@ def test_a_report_tells_of_other_fleets_what_the_terminal_does(capsys: pytest.Ca
     assert len(found) == 4 and all(line in words for line in found)
 
 
-ONE = "--model Qwen/Qwen3-32B --gpu h200_sxm --tp 2 --precision fp8 --engine vllm"
+ENGINE = "--model Qwen/Qwen3-32B --gpu h200_sxm --tp 2 --precision fp8 --engine vllm"
 LENGTHS = "--isl 1000 --osl 200"
 UNMET = {
-    "capacity": f"capacity --gpus 8 {ONE} {LENGTHS} --itl p95:LIMIT",
-    "share": f"share {ONE} --workload chat:isl=1000,osl=200,rate=5,itl=p95:LIMIT "
+    "capacity": f"capacity --gpus 8 {ENGINE} {LENGTHS} --itl p95:LIMIT",
+    "share": f"share {ENGINE} --workload chat:isl=1000,osl=200,rate=5,itl=p95:LIMIT "
     "--workload bulk:isl=2000,osl=50,rate=1,e2e=p95:60s",
-    "whatif": f"whatif --change batch_limit=64 {ONE} {LENGTHS} --rate 5 --itl p95:LIMIT",
-    "sessions": f"plan {ONE} --users 50 --turns 4 --first-tokens 600 --user-tokens 120 --output-tokens 200 --think 5s "
-    "--later-ttft p95:LIMIT --headroom 0",
+    "whatif": f"whatif --change batch_limit=64 {ENGINE} {LENGTHS} --rate 5 --itl p95:LIMIT",
+    "sessions": f"plan {ENGINE} --users 50 --turns 4 --first-tokens 600 --user-tokens 120 --output-tokens 200 "
+    "--think 5s --later-ttft p95:LIMIT --headroom 0",
 }
 
 
@@ -435,3 +438,29 @@ def test_an_sla_that_cannot_be_met_is_told_with_a_limit_that_can(
     assert run([*asked.replace("LIMIT", f"{enough[1]}ms").split(), "--json"], capsys)[0] == 0
     less = 0.95 * float(enough[1])
     assert run([*asked.replace("LIMIT", f"{less}ms").split(), "--json"], capsys)[0] == 3
+
+
+def screens(terminal: int) -> Iterator[str]:
+    """What is written to a terminal, until nobody has it open."""
+    with suppress(OSError):
+        while written := os.read(terminal, 4096):
+            yield written.decode(errors="replace")
+    os.close(terminal)
+
+
+@pytest.mark.parametrize("asked", UNMET.values(), ids=UNMET)
+def test_what_takes_long_says_on_a_terminal_what_it_computes(asked: str, tmp_path: Path) -> None:
+    """Nothing of it is in the answer, and nothing is said to a file."""
+    arguments = [*asked.replace("LIMIT", "200ms").split(), "--json"]
+    code = f"from sizing.cli import main, options; options.SHOWN_AFTER_S = 0.0; main({arguments!r})"
+    answer, to_file = tmp_path / "answer.json", tmp_path / "said"
+    terminal, end = pty.openpty()
+    with answer.open("w") as out, subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=end) as command:
+        os.close(end)
+        said = "".join(screens(terminal))
+    assert command.returncode == 0
+    assert "prediction by formula" in said or "simulation of" in said
+    assert json.loads(answer.read_text())
+    with to_file.open("w") as log:
+        subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=log, check=True)
+    assert to_file.read_text() == ""

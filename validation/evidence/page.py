@@ -91,28 +91,29 @@ about real machines.
   round is not judged.
 
   The law is asked about exactly the arrivals that a round sent, drawn again from their seed, starting from an empty
-  server; only the lengths of the requests are left to chance, and sixty draws of them are averaged. The tables do not
-  record how many arrivals were drawn. The number follows from the results of the level before, and nearly all
-  measurements that ended with their arrivals then last as long as these, to the millisecond; for six that do not, the
-  law is asked about any arrivals. Until 27 November it was for all of them. But every server had been sent the same
-  nine streams, so one unlucky stream counted as many errors of the law: p95 TTFT at the pace of GPUs was then off by
-  10.4 % in the median, on the CPU by 17.4 %, and bands were twice as wide. The note has the errors for any arrivals as
-  well. Servers measured from now on have streams of their own. The band is that of `size --verify`, which knows the
-  lengths too, and of levels measured twice how far a server varies from run to run.
+  server; only the lengths of the requests are left to chance, and sixty draws of them are averaged. The tables do
+  not record how many arrivals were drawn. The number follows from the results of the level before, and nearly all
+  measurements that ended with their arrivals then last as long as these, to the millisecond; for six that do not,
+  the law is asked about any arrivals. Until 27 November it was for all of them. But every server had been sent the
+  same nine streams, so one unlucky stream counted as many errors of the law: p95 TTFT at the pace of GPUs was then
+  off by 10.4 % in the median, on the CPU by 17.4 %, and bands were twice as wide. The note has the errors for any
+  arrivals as well. Servers measured from now on have streams of their own. The band is that of `size --verify`,
+  which knows the lengths too, and of levels measured twice how far a server varies from run to run (2 % in all
+  times where none was), which a busy server amplifies.
 
-  The fit is given the batch limit, which vLLM's metrics lack, except for *few slots*, and the name of the model, whose
-  shape says how many experts a batch reads; it gets no kernel timings. It leans on vLLM's default of 2,048 tokens an
-  iteration on a CPU and on small GPUs, which the servers at the pace of GPUs were given too; those on the CPU had
-  1,024. For prompts that begin alike, the share found in the prefix cache is the one that the server counted. The notes
-  say how far repeated measurements lie apart: no smaller error can be detected. Three rounds of a rate share one law,
-  so 132 rounds are no more than 45 tries. *Small chunks* is a server that takes 256 tokens an iteration and does not
-  report it: the fit's way of finding that was made with an eye on its rates. Nothing in the law or the fit was changed
-  for *wide lengths*, which vary as much as their mean, *whole prompts* (no chunked prefill), *few slots* (8 sequences
-  at once) and *look-ahead* (asynchronous scheduling, which vLLM has off on a CPU and on with GPUs). TTFT of the dense
-  server comes out 4 to 10 % too short with prompts of 64 and 512 tokens: API server and client share a core, and a
-  closed loop cannot show how long a first token takes from one to the other, because users who get later answers also
-  send later. So these fits lean on the time that other servers of the engine took to send a token, 0.08 ms; random
-  arrivals that are fitted as well say 0.15 to 0.19 ms here.
+  The fit is given the batch limit, which vLLM's metrics lack, except for *few slots*, and the name of the model,
+  whose shape says how many experts a batch reads; only on the H200 does it lean on kernel timings. It leans on vLLM's
+  default of 2,048 tokens an iteration on a CPU and on small GPUs, which the servers at the pace of GPUs were given
+  too; those on the CPU had 1,024. For prompts that begin alike, the share found in the prefix cache is the one that
+  the server counted. The notes say how far repeated measurements lie apart: no smaller error can be detected. Three
+  rounds of a rate share one law, so 132 rounds are no more than 45 tries. *Small chunks* is a server that takes 256
+  tokens an iteration and does not report it: the fit's way of finding that was made with an eye on its rates.
+  Nothing in the law or the fit was changed for *wide lengths*, which vary as much as their mean, *whole prompts*
+  (no chunked prefill), *few slots* (8 sequences at once) and *look-ahead* (asynchronous scheduling, which vLLM has
+  off on a CPU and on with GPUs). TTFT of the dense server comes out 4 to 10 % too short with prompts of 64 and 512
+  tokens: API server and client share a core, and a closed loop cannot show how long a first token takes from one to
+  the other, because users who get later answers also send later. So these fits lean on the time that other servers
+  of the engine took to send a token, 0.08 ms; random arrivals that are fitted as well say 0.15 to 0.19 ms here.
 
   *On an H200*: vLLM 0.25.1 on a real GPU, for 20 minutes and on another day for 30: Llama-3.1-8B in bf16 at three
   mixes, Qwen3-30B-A3B in bf16 at two, Qwen3-32B in fp8 at one ([gpu-measurements.md](gpu-measurements.md)). Closed

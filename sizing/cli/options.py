@@ -172,27 +172,6 @@ def start_clock(context: click.Context, _: click.Parameter, limit_s: float) -> N
     context.with_resource(within(limit_s))
 
 
-SHOWN_AFTER_S = 2.0
-
-
-@contextmanager
-def shown_late() -> Iterator[None]:
-    """Say on a terminal what is computed inside, once that has taken longer than `SHOWN_AFTER_S`."""
-    began_s, open_ = time.monotonic(), ExitStack()
-    status: list[Status] = []
-
-    def tell(doing: str) -> None:
-        if not status and time.monotonic() - began_s >= SHOWN_AFTER_S and sys.stderr.isatty():
-            from rich.console import Console  # what takes less long does without
-
-            status.append(open_.enter_context(Console(stderr=True).status(doing)))
-        elif status:
-            status[0].update(doing)
-
-    with open_, told(tell):
-        yield
-
-
 time_limit = click.option(
     "--time-limit",
     type=click.FloatRange(min=0),
@@ -533,6 +512,28 @@ def check_companions(context: click.Context, companions: Mapping[tuple[str, ...]
     for needed, names in companions.items():
         if not by_hand.keys() & {*needed}:
             refuse(context, names, f"goes with {' or '.join(typed[name] for name in needed)}")
+
+
+SHOWN_AFTER_S = 2.0
+"""Seconds of work before a terminal shows what is computed."""
+
+
+@contextmanager
+def shown_late() -> Iterator[None]:
+    """Say on a terminal what is computed inside, once that has taken longer than `SHOWN_AFTER_S`."""
+    began_s, shown = time.monotonic(), ExitStack()
+    status: list[Status] = []
+
+    def tell(doing: str) -> None:
+        if not status and time.monotonic() - began_s >= SHOWN_AFTER_S and sys.stderr.isatty():
+            from rich.console import Console  # what takes less long does without
+
+            status.append(shown.enter_context(Console(stderr=True).status(doing)))
+        elif status:
+            status[0].update(doing)
+
+    with shown, told(tell):
+        yield
 
 
 def write_json(value: dict[str, Any]) -> None:

@@ -433,7 +433,8 @@ def _unqueued(points: Sequence[Point], prior: StepLaw | None) -> Sequence[Point]
         return points
     slower = itl_s(calm) / float(prior.decode_s(users, users * (calm.isl + calm.osl / 2)))
     alone_s = [slower * float(prior.prefill_alone_s(point.computed_tokens)) for point in points]
-    return [replace(point, ttft_mean_s=min(ttft_s(point), s)) for point, s in zip(points, alone_s, strict=True)]
+    shorter_s = [min(ttft_s(point), own_s) for point, own_s in zip(points, alone_s, strict=True)]
+    return [replace(point, ttft_mean_s=own_s) for point, own_s in zip(points, shorter_s, strict=True)]
 
 
 def share_read(law: StepLaw | None, tokens: float) -> float:

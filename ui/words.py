@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
 """Signs that Streamlit's markdown gives a meaning: emphasis, links, HTML, tables, LaTeX, icons and directives."""
-OF_UNIT = re.compile(r"(?<=\d) (?=(?:%|ms|s|min|h|Gi?B|GPUs?|tokens|users|requests)(?!\w))|(?<=≤) ")
-"""The space before the unit of a number, and the one behind the sign of a limit."""
+OF_UNIT = re.compile(r"(?<=\d) (?=(?:%|ms|s|min|h|Gi?B|GPUs?|points?|tokens|users|requests)(?!\w))|(?<=≤) |(?<=<=) | (?=≤|<=)")
+"""The space before the unit of a number, and those around the sign of a limit."""
 DOUBTFUL: tuple[Basis, ...] = ("extrapolated", "estimated", "what-if")
 BASIS_HELP = {
     basis: f"{capital(meaning)}.{' Measure before buying.' if basis in DOUBTFUL else ''}"

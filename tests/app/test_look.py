@@ -102,7 +102,9 @@ def test_the_one_style_that_is_put_in_is_ours_alone() -> None:
     [
         ("so 45 % saved, 1,000 ms", "so 45_% saved, 1,000_ms"),
         ("in 20 s, not 2 servers", "in 20_s, not 2 servers"),
-        ("p95 ITL ≤ 30 ms", "p95 ITL ≤_30_ms"),
+        ("p95 ITL ≤ 30 ms", "p95 ITL_≤_30_ms"),
+        ("misses p95 ITL <= 30 ms", "misses p95 ITL_<=_30_ms"),
+        ("fitted to 1 point", "fitted to 1_point"),
     ],
 )
 def test_a_number_is_never_parted_from_its_unit(text: str, shown: str) -> None:

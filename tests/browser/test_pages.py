@@ -31,6 +31,7 @@ from tests.browser.visit import (
     walk,
 )
 from ui.charts.base import DARK, LIGHT
+from ui.scenario import Scenario
 
 pytestmark = pytest.mark.browser
 
@@ -148,6 +149,16 @@ def test_no_page_scrolls_sideways_on_a_phone(drawn: Drawn) -> None:
     rested(drawn.page)
     fits_sideways(drawn.page)
     drawn.page.set_viewport_size(DESK)
+
+
+@pytest.mark.parametrize(
+    ("page", "shows"), [("method", {"show.method": "accuracy"}), ("compare", {"price": "2.5", "show.cost": "on"})]
+)
+def test_no_wide_table_is_cut_at_a_desk(desk: Page, planner: str, page: str, shows: dict[str, str]) -> None:
+    main = opened(desk, url_of(planner, page, Scenario(), **shows))
+    wait_until_drawn(desk)
+    expect(main.get_by_test_id("stDataFrame").first).to_be_visible()
+    assert desk.evaluate(CUT) == []
 
 
 def css(colour: str) -> str:

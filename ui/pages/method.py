@@ -1,6 +1,6 @@
 """Method: why trust the answer? Words, law, queue, simulator and plan in short; accuracy, sources, limits."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 import streamlit as st
@@ -65,42 +65,56 @@ def _accuracy() -> None:
     if found.verdict:
         st.markdown(f"**{plain(found.verdict)}** Missed goals stay in the table.")
     if found.rows:
-        table = pd.DataFrame(found.rows)
-        order = [name for name in FIRST if name in table] + [str(name) for name in table if name not in FIRST]
-        st.dataframe(
-            table,
-            hide_index=True,
-            row_height=28,
-            height=480,
-            column_order=order,
-            column_config=COLUMNS,
-            alt=ACCURACY_ALT,
-        )
+        _claims(found.rows)
     else:
         st.info("docs/accuracy.md holds no table. Write it: python -m sizing validate --markdown docs/accuracy.md")
     _paragraphs(found.about.paragraphs)
 
 
-FIRST = ("claim", "metric", "holds", "median", "p90", "worst", "goal")
-"""Columns that are to be seen without scrolling; the others follow."""
+def _claims(rows: Sequence[Mapping[str, str]]) -> None:
+    """A row for each claim, all columns within a desk's page, those that count within a phone's; notes, which are long,
+    one at a time below."""
+    table = pd.DataFrame(rows).drop(columns="note", errors="ignore")
+    order = [*COLUMNS, *(str(name) for name in table if name not in COLUMNS)]
+    picked = st.dataframe(
+        table,
+        hide_index=True,
+        row_height=60,  # from here on cells wrap
+        height=480,
+        column_order=[name for name in order if name in table],
+        column_config=COLUMNS,
+        key="accuracy",
+        on_select="rerun",
+        selection_mode="single-cell",
+        alt=ACCURACY_ALT,
+    )
+    of = next((rows[row] for row, _ in picked.selection.cells if row < len(rows)), None)
+    if of is None:
+        st.caption("Pick a cell for the note on its row.")
+    else:
+        note = of.get("note") or "no note"
+        st.markdown(f"**{plain(of.get('claim', ''))}, {plain(of.get('metric', ''))}:** {plain(note)}.")
+
+
 COLUMNS = {
-    "claim": st.column_config.TextColumn("Claim", pinned=True, width=290),
-    "metric": st.column_config.TextColumn("Metric"),
-    "median": st.column_config.TextColumn("Median error"),
-    "p90": st.column_config.TextColumn("p90 of errors"),
-    "worst": st.column_config.TextColumn("Worst error"),
-    "goal": st.column_config.TextColumn("Goal"),
-    "against": st.column_config.TextColumn("Against"),
-    "n": st.column_config.TextColumn("Cases"),
-    "holds": st.column_config.TextColumn("Holds", help="Whether the goal is reached; empty where none was set."),
-    "note": st.column_config.TextColumn("Note", width="large"),
+    "claim": st.column_config.TextColumn("Claim", pinned=True, width=160),
+    "metric": st.column_config.TextColumn("Metric", width=85),
+    "median": st.column_config.TextColumn("Median", width=62, help="Error in the median."),
+    "holds": st.column_config.TextColumn(
+        "Holds", width=52, help="Whether the goal is reached; empty where none was set."
+    ),
+    "p90": st.column_config.TextColumn("p90", width=72, help="90th percentile of the errors."),
+    "worst": st.column_config.TextColumn("Worst", width=80, help="The largest error."),
+    "goal": st.column_config.TextColumn("Goal", width=175),
+    "against": st.column_config.TextColumn("Against", width=165),
+    "n": st.column_config.TextColumn("Cases", width=58),
 }
 ACCURACY_ALT = "Claims of accuracy: metric, median, p90 and worst error, the goal, whether it holds, against what"
 
 
 def _sources() -> None:
     st.markdown("**Before anything is measured**, answers rest on these sources. They have versions, not dates.")
-    _table(method.sources(), "Catalogue and kernel timings")
+    _list(method.sources())
     have = answers.measured_points()
     for problem in have.problems:
         st.warning(plain(problem), title="Measured points could not be read")
@@ -109,13 +123,12 @@ def _sources() -> None:
         st.markdown("**Nothing has been measured yet.** The Calibrate page says how to measure your own server.")
         return
     st.markdown("**Measured**, from the store and the files shipped with the program; void points are never fitted.")
-    _table(rows, "Measured deployments with their dates")
+    _list(rows)
 
 
-def _table(rows: Iterable[Mapping[str, str]], alt: str) -> None:
-    """A small table whose cells wrap; cells are markdown to Streamlit, so names from outside are made plain."""
-    table = pd.DataFrame([{name: plain(text) for name, text in row.items()} for row in rows])
-    st.table(table, hide_index=True, border="horizontal", alt=alt)
+def _list(items: Iterable[tuple[str, str]]) -> None:
+    """What each is in bold, and what is said of it: a phone has no room for columns."""
+    _paragraphs(["\n".join(f"- **{plain(what)}:** {plain(said)}" for what, said in items)])
 
 
 def _changes() -> None:

@@ -109,7 +109,8 @@ def draw_table(
     names, first = list(fleets), [_in_words(fleet) for fleet in list(fleets.values())[:3]]
     rows = [row(plan, fleet, with_cost) | {CURVE: list(curves[name])} for name, fleet in fleets.items()]
     order = [column for column in rows[0] if column != CURVE]
-    order.insert(order.index(ROOM) + 1, CURVE)
+    if not with_cost:  # a desk has room for either
+        order.insert(order.index(ROOM) + 1, CURVE)
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
     key = f"compare_table_{digest}_{visit().table_round}"
     st.dataframe(
@@ -159,15 +160,18 @@ def _columns() -> dict[str, Any]:
     column = st.column_config
     return {
         "GPU": column.TextColumn(pinned=True, help="The first row is the answer."),
-        "Layout": column.TextColumn(width=80, help="How the GPUs of a replica share the model."),
+        "Layout": column.TextColumn(width=70, help="How the GPUs of a replica share the model."),
         "Requests/s per GPU": column.NumberColumn(format="%.3g", help="Planned for a working replica, over its GPUs."),
         "GPUs": column.NumberColumn(format="localized", help="All replicas, spares included, times the GPUs of each."),
-        "90 % band (GPUs)": column.TextColumn(help="The count at both ends of the uncertainty of the times."),
+        "90 % band (GPUs)": column.TextColumn(
+            "90 % band", help="The count at both ends of the uncertainty of the times."
+        ),
         ROOM: column.ProgressColumn(
+            "Room",
             min_value=0,
             max_value=100,
             format="%.0f %%",
-            width=120,
+            width=100,
             help="Unused part of the binding limit, at the planned load.",
         ),
         "Basis": column.TextColumn(help="Fitted: within what was measured. Extrapolated or estimated: measure first."),

@@ -63,6 +63,7 @@ def _measured(points: Sequence[Point]) -> None:
             ),
             "Void": st.column_config.NumberColumn(help="Levels that say nothing of the server; Curves tells why."),
             "Basis": st.column_config.TextColumn(help=BASIS_OF_ANSWERS),
+            "Last measured": st.column_config.TextColumn("Measured", help="Last, where it was more than once."),
             "Engine": st.column_config.TextColumn(width=100),  # what is left at a desk
         },
         alt=f"What has been measured: {len(points)} points in {len(table)} rows of deployment and lengths",
@@ -93,6 +94,7 @@ def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
     rates = {point.load_value for point in good if is_stable(point)}
     varied = "" if lengths.fixed else f" (CV {lengths.isl_cv:g}, {lengths.osl_cv:g})"
     engine = f"{deployment.engine} {deployment.engine_version}".strip() or "not named"
+    batching = deployment.batching if deployment.batching != "in_flight" else ""
     return {
         "Model": deployment.model,
         "GPU": f"{deployment.gpu} {deployment.layout}",
@@ -103,7 +105,7 @@ def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
         "Void": len(group) - len(good),
         "Last measured": max((point.measured_at for point in group), default="")[:10] or "unknown",
         "Basis": _basis_of_answers(deployment, lengths, len(users) + len(rates)),
-        "Engine": ", ".join(filter(None, (engine, deployment.batching))),  # the longest, so last
+        "Engine": ", ".join(filter(None, (engine, batching))),  # the longest, so last
     }
 
 

@@ -117,52 +117,47 @@ def read(path: Path) -> str | None:
     return path.read_text("utf-8") if path.is_file() else None
 
 
-def sources() -> list[dict[str, str]]:
+def sources() -> list[tuple[str, str]]:
     """Where catalogue and estimates come from, as their files say; a file that cannot be read says that."""
     try:
         gpus, models, laws = catalog.gpus(), catalog.models(), day_zero.read_rows(day_zero.LAWS)
     except CatalogueError as error:
-        return [{"What": "Catalogue and estimates", "From": str(error), "Version": "", "File": ""}]
+        return [("Catalogue and estimates", str(error))]
     timed = [row for row in laws if not row["why_not"]]
     engines = sorted({f"{row['engine']} {row['engine_version']}" for row in timed})
+    kernels = f"the kernel database ({LIBRARY})"
     return [
-        {
-            "What": f"{len(gpus)} GPUs: memory, bandwidth, speed, power",
-            "From": "vendors' data sheets, of those with timings as kept by the kernel database",
-            "Version": LIBRARY,
-            "File": "data/catalog/gpus.yaml",
-        },
-        {
-            "What": f"{len(models)} models: sizes and shapes",
-            "From": "the models' published configurations, many as bundled with the kernel database",
-            "Version": LIBRARY,
-            "File": "data/catalog/models.yaml",
-        },
-        {
-            "What": f"{len(timed):,} laws and memory sizes before measuring",
-            "From": f"kernel timings of {', '.join(engines)}",
-            "Version": LIBRARY,
-            "File": "data/laws/day_zero.csv",
-        },
+        (
+            f"{len(gpus)} GPUs",
+            "memory, bandwidth, speed and power from vendors' data sheets, of those with timings as kept by "
+            f"{kernels}; data/catalog/gpus.yaml",
+        ),
+        (
+            f"{len(models)} models",
+            f"sizes and shapes from their published configurations, many as bundled with {kernels}; "
+            "data/catalog/models.yaml",
+        ),
+        (
+            f"{len(timed):,} laws and memory sizes before measuring",
+            f"from timings of {', '.join(engines)} in {kernels}; data/laws/day_zero.csv",
+        ),
     ]
 
 
-def measurements(points: Sequence[Point]) -> list[dict[str, str]]:
-    """A row for each measured deployment: how many points, how many void, when, and by what."""
+def measurements(points: Sequence[Point]) -> list[tuple[str, str]]:
+    """Each measured deployment: how many points, how many void, when, and by what."""
     groups: dict[Deployment, list[Point]] = {}
     for point in points:
         groups.setdefault(point.deployment, []).append(point)
-    return [_measurement(deployment, group) for deployment, group in groups.items()]
+    return [(deployment.label, _measured(group)) for deployment, group in groups.items()]
 
 
-def _measurement(deployment: Deployment, points: Sequence[Point]) -> dict[str, str]:
+def _measured(points: Sequence[Point]) -> str:
     days = sorted(point.measured_at[:10] for point in points if point.measured_at)
-    when = "unknown" if not days else days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    when = f"on {days[0]}" if days else "at an unknown date"
+    if days and days[0] != days[-1]:
+        when = f"from {days[0]} to {days[-1]}"
     void = sum(point.void for point in points)
-    return {
-        "Deployment": deployment.label,
-        "Points": f"{len(points):,}",
-        "Void": f"{void:,}",
-        "Measured": when,
-        "Source": "; ".join(sorted({point.source for point in points if point.source})) or "unknown",
-    }
+    sources = " · ".join(sorted({point.source for point in points if point.source})) or "unknown"
+    count = f"{len(points):,} point{'s' if len(points) > 1 else ''}"
+    return f"{count}{f' ({void:,} void)' if void else ''}, measured {when}; source: {sources}"

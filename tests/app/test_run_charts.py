@@ -42,11 +42,12 @@ def test_time_is_shown_in_a_unit_that_can_be_read(seconds: float, unit: str) -> 
 
 
 def test_lines_over_time_keep_their_values_and_the_bound_is_on_the_chart() -> None:
-    chart = over_time("Held", [0.0, 1200.0], [NamedLine("a", [1, 2]), NamedLine("b", [0, 7])], LIGHT, most=9.0)
+    chart = over_time("Held", [0.0, 1200.0], [NamedLine("a", [1, 2]), NamedLine("b", [0, 7])], LIGHT, most=("all", 9.0))
     figure, alt = chart.figure, chart.alt
     assert {trace.name: trace.y for trace in figure.data} == {"a": (1, 2), "b": (0, 7)}
     assert figure.data[0].x == (0, 20) and "min" in figure.layout.xaxis.title.text
     assert figure.layout.yaxis.range[1] > 9 and figure.layout.shapes[0].y0 == 9
+    assert [(note.text, note.y) for note in figure.layout.annotations if note.y == 9] == [("all", 9)]
     assert "a 1.5 on average, 2 at most" in alt and "7 at most" in alt
     assert "nothing recorded" in over_time("Held", [], [NamedLine("a", [])], LIGHT).alt
 

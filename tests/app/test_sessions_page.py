@@ -90,6 +90,8 @@ def test_the_answer_is_that_of_the_command_line(few: AppTest, by_command: dict[s
     assert text_of(few.title[0].value) == by_command["sentence"] == sentence(found.plan)
     numbers = {metric.label: metric.value for metric in few.metric}
     assert numbers["GPUs"] == str(by_command["gpus"])
+    whole_s = found.seen.predicted.parts["session"].p95_s
+    assert whole_s > 600 and numbers["p95 time of a session"] == f"{whole_s:,.0f} s"  # as in every sentence
     assert {"p95 TTFT of later turns", "Found in the cache", "GPUs per 100 sessions"} <= numbers.keys()
     for line in sessions_lines(found):
         assert line in shown(few)

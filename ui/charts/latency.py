@@ -216,12 +216,12 @@ def over_time(
     lines: Sequence[NamedLine],
     ink: Ink,
     *,
-    most: float | None = None,
+    most: tuple[str, float] | None = None,
     height: int = 220,
 ) -> Chart:
     """Steps over time, the first a line and the second an area.
 
-    `most`: a bound to be drawn as a dashed line, such as the size of the KV cache.
+    `most`: a bound to be drawn as a dashed line, with its name, such as the size of the KV cache.
     """
     unit, seconds = time_unit(max(time_s, default=0.0))
     figure = figure_of(title, f"Time ({unit})", ink, height)
@@ -233,8 +233,10 @@ def over_time(
     if len(lines) > 1:
         legend_above(figure, "reversed")
     if most is not None:
-        figure.add_hline(y=most, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
-    top = max([value for line in lines for value in line.values] + [most or 0.0], default=1.0)
+        name, bound = most
+        figure.add_hline(y=bound, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
+        note(figure, name, ink.limit, 0, bound, xref="paper", yanchor="top")
+    top = max([value for line in lines for value in line.values] + [most[1] if most else 0.0], default=1.0)
     figure.update_yaxes(range=[0, 1.08 * top or 1.0])
     figure.update_xaxes(tickfont={"size": SMALL})
     figure.update_traces(hovertemplate="%{x:.4g} " + unit + "<br>%{y:.4g}<extra>%{fullData.name}</extra>")

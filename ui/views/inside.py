@@ -262,7 +262,7 @@ def _charts_over_time(series: TimeSeries, kv_tokens: int) -> list[Chart]:
     charts = [drawn("Requests running and waiting", line.time_s, running, ink(), height=260)]
     if kv_tokens < UNLIMITED_KV_TOKENS:
         held = [NamedLine("held", 100 * line.kv_tokens_most / kv_tokens)]
-        charts.append(drawn("KV cache in use (%)", line.time_s, held, ink(), most=100.0))
+        charts.append(drawn("KV cache in use (%)", line.time_s, held, ink(), most=("the whole KV cache", 100.0)))
     else:
         charts.append(drawn("KV cache in use (tokens)", line.time_s, [NamedLine("held", line.kv_tokens_most)], ink()))
     if np.any(line.prefilling):

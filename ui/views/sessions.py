@@ -219,11 +219,12 @@ def _cards(found: SessionPlan) -> None:
             shown = (milliseconds(turns.p95_s), f"median {milliseconds(turns.p50_s)}") if turns.known else ("none", "")
             card(f"p95 TTFT, {label}", *shown, "Simulated, at the planned load.")
         whole = parts["session"]
-        card("p95 time of a session", _time(whole.p95_s), f"median {_time(whole.p50_s)}", "Of a task, for agents.")
-
-
-def _time(seconds: float) -> str:
-    return f"{significant(seconds / 60)} min" if seconds >= 600 else f"{significant(seconds)} s"
+        card(
+            "p95 time of a session",
+            milliseconds(whole.p95_s),
+            f"median {milliseconds(whole.p50_s)}",
+            "Of a task, for agents.",
+        )
 
 
 def _routings(found: SessionPlan) -> pd.DataFrame:
@@ -249,7 +250,7 @@ def _row(found: SessionPlan, seen: Seen) -> dict[str, str]:
         "Contexts over KV cache": "" if seen.saturated else percent(found.filled(seen)),
         "p95 TTFT, first turns": "" if seen.saturated else milliseconds(parts["first_ttft"].p95_s),
         "p95 TTFT, later turns": "" if seen.saturated else milliseconds(parts["later_ttft"].p95_s),
-        "p95 time of a session": "" if seen.saturated else _time(parts["session"].p95_s),
+        "p95 time of a session": "" if seen.saturated else milliseconds(parts["session"].p95_s),
         "SLA": "kept" if seen.meets else "missed",
     }
 

@@ -24,6 +24,7 @@ from sizing.analyses.sharing import (
 )
 from sizing.candidates import Choice, Found
 from sizing.cli.options import (
+    Reported,
     as_json,
     choice_of,
     choice_options,
@@ -46,7 +47,6 @@ from sizing.cli.options import (
     words,
     write_json,
 )
-from sizing.cli.plan import Reported
 from sizing.cli.shapes import existing_json, shared_json
 from sizing.cli.tables import print_existing, print_shared
 from sizing.explain import distance_from_sla

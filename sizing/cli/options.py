@@ -1,4 +1,5 @@
-"""Options that several commands share, and what they mean: workload, SLA, margins, prices, what may be bought."""
+"""What several commands share: options on workload, SLA, margins and purchase, what they mean, and how an answer or
+its absence is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from sizing.cli.shapes import finite_only
 from sizing.engine import MOST_LOOKAHEAD
 from sizing.errors import ScenarioError
 from sizing.fitting import STARTS, Protocol
-from sizing.plans import Candidate
+from sizing.plans import Candidate, NoFeasiblePlan
 from sizing.points import Point, read_points
 from sizing.question import ADMISSION, FIELDS, with_laws
 from sizing.workload import LIMITED, MOST_TOKENS, Sessions, TurnLaw, parse_seconds
@@ -539,3 +540,12 @@ def shown_late() -> Iterator[None]:
 def write_json(value: dict[str, Any]) -> None:
     """JSON on standard output; infinite and unknown numbers become null."""
     click.echo(json.dumps(finite_only(value), indent=2))
+
+
+class Reported(NoFeasiblePlan):
+    """No configuration meets the SLA; with sentences on ways to meet it, and with what the JSON says beside: the
+    report, or the plan without the changes that made it fail."""
+
+    def __init__(self, error: NoFeasiblePlan, beside: Mapping[str, Any], ways_out: Sequence[str] = ()) -> None:
+        super().__init__(str(error), error.rejected)
+        self.beside, self.ways_out = beside, ways_out

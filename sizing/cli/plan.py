@@ -21,6 +21,7 @@ from sizing.analyses.verification import verification
 from sizing.cli.options import (
     SESSION_SHAPE,
     SESSION_TOKENS,
+    Reported,
     as_json,
     check_companions,
     choice_of,
@@ -58,15 +59,6 @@ if TYPE_CHECKING:
     from sizing.analyses.session_plan import SessionLoad, SessionPlan, TurnsByPlace
     from sizing.analyses.traced import TracePlan
     from sizing.trace_files import Reading
-
-
-class Reported(NoFeasiblePlan):
-    """No configuration meets the SLA; with sentences on ways to meet it, and with what the JSON says beside: the
-    report, or the plan without the changes that made it fail."""
-
-    def __init__(self, error: NoFeasiblePlan, beside: Mapping[str, Any], ways_out: Sequence[str] = ()) -> None:
-        super().__init__(str(error), error.rejected)
-        self.beside, self.ways_out = beside, ways_out
 
 
 def show(error: NoFeasiblePlan, json_: bool) -> None:

@@ -16,6 +16,7 @@ from sizing.analyses.pools import Pools, disaggregate
 from sizing.analyses.relax import ways_out
 from sizing.analyses.whatif import KINDS, Comparison, example, parse_change, what_if
 from sizing.cli.options import (
+    Reported,
     as_json,
     choice_of,
     margin_options,
@@ -28,7 +29,6 @@ from sizing.cli.options import (
     workload_options,
     write_json,
 )
-from sizing.cli.plan import Reported
 from sizing.cli.shapes import pools_json
 from sizing.cli.tables import console, print_cautions, print_pools
 from sizing.errors import ScenarioError

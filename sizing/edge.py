@@ -343,13 +343,14 @@ NEAR = 1.1
 
 
 class SlaMissed(Exception):
-    """Even a replica with hardly any load (`IDLE`) misses `limit`: it needs `alone_s` seconds. The planner turns this
-    into a rejection."""
+    """Even a replica with hardly any load (`IDLE`) misses `limit`: it needs `alone_s` seconds, `simulated` or by
+    formula. The planner turns this into a rejection."""
 
-    def __init__(self, limit: Limit, alone_s: float) -> None:
+    def __init__(self, limit: Limit, alone_s: float, simulated: bool = False) -> None:
         super().__init__(f"{limit}: {alone_s * 1000:.3g} ms with hardly any load")
         self.limit = limit
         self.alone_s = alone_s
+        self.simulated = simulated
 
     @property
     def near(self) -> bool:
@@ -518,7 +519,7 @@ def _missed(idle: Simulated, sla: Sla) -> SlaMissed:
     """The limit that a replica without load misses."""
     prediction = idle.prediction(sla.within)
     limit = prediction.binding(sla)
-    return SlaMissed(limit, prediction.value_s(limit))
+    return SlaMissed(limit, prediction.value_s(limit), simulated=True)
 
 
 BY_FORMULA = Method("analytic", analytic_capacity_per_s, predict_at)

@@ -31,10 +31,10 @@ Sized = TypeVar("Sized")
 
 def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> Rejection:
     """A candidate whose replica misses a limit even with hardly any load."""
-    limit = missed.limit
+    limit, by = missed.limit, "simulation" if missed.simulated else "formula"
     why = (
         f"misses {metric_name(limit.metric)} even at {percent(IDLE)} of the load that it carries: "
-        f"{idle_name(limit, lengths)} is {limit.said(missed.alone_s)}, the limit is {limit.said(limit.limit_s)}"
+        f"{idle_name(limit, lengths)} is {limit.said(missed.alone_s)} by {by}, the limit is {limit.said(limit.limit_s)}"
     )
     return Rejection.of(candidate, "sla", why, limit, missed.alone_s)
 

@@ -780,7 +780,7 @@ def _way_out(way: Relaxation) -> Iterator[str]:
         half = f"; at {roomy.said(roomy.limit_s)} they carry half of what they can" if roomy != smallest else ""
         least = smallest.said(smallest.limit_s)
         nearly_idle = f"with {way.candidate.label}, whose replicas are then nearly idle"
-        yield f"{name}: {least} instead of {asked}, {nearly_idle}{half}"
+        yield f"{name}: {least} (by simulation) instead of {asked}, {nearly_idle}{half}"
     if way.percentile and way.percentile_candidate:
         of = way.percentile.percentile
         lower = of_requests(of / 100) if way.limit.metric == "goodput" else f"p{of}"

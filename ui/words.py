@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
 """Signs that Streamlit's markdown gives a meaning: emphasis, links, HTML, tables, LaTeX, icons and directives."""
-OF_UNIT = re.compile(r"(?<=\d) (?=(?:%|ms|s|min|h|Gi?B|GPUs?|points?|tokens|users|requests)(?!\w))|(?<=≤) |(?<=<=) | (?=≤|<=)")
+OF_UNIT = re.compile(
+    r"(?<=\d) (?=(?:%|ms|s|min|h|Gi?B|GPUs?|points?|tokens|users|requests)(?!\w))|(?<=≤) |(?<=<=) | (?=≤|<=)"
+)
 """The space before the unit of a number, and those around the sign of a limit."""
 DOUBTFUL: tuple[Basis, ...] = ("extrapolated", "estimated", "what-if")
 BASIS_HELP = {
@@ -80,12 +82,9 @@ def why_none(scenario: Scenario, outcome: Outcome | None) -> tuple[str, str]:
     if outcome is None:
         return scenario.missing, "Complete the form on the left; the answer appears at once."
     nearest = next((rejection for rejection in outcome.rejected if rejection.nearest_s is not None), None)
-    if nearest is not None and nearest.limit is not None and nearest.nearest_s is not None:
-        label = nearest.label
-        return outcome.title, (
-            f"Nearest miss: {label} with {limit_name(nearest.limit)} of {nearest.limit.said(nearest.nearest_s)}, "
-            f"{room(nearest.nearest_s, nearest.limit)}. Relax that limit, or allow another GPU, TP or precision."
-        )
+    if nearest is not None:
+        ways = "Relax that limit, or allow another GPU, TP or precision."
+        return outcome.title, f"Nearest miss: {nearest.label}: {nearest.why}. {ways}"
     return outcome.title, sentence_case(outcome.rejected[0].why if outcome.rejected else outcome.reason)
 
 

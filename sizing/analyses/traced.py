@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.analyses.relax import Ways
 from sizing.analyses.sensitivity import resized
-from sizing.analyses.sharing import named_pairs
+from sizing.analyses.sharing import Share, named_pairs, workloads_ways_out
 from sizing.edge import SlaMissed, capacity_band
 from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.errors import ScenarioError, quoted
@@ -183,6 +184,21 @@ def loosest(slas: Sequence[Sla]) -> Sla:
     if not common:
         raise ScenarioError("the classes have no limit in common: give all of them one, for instance --e2e p95:600s")
     return Sla(*common)
+
+
+def class_ways_out(
+    rejected: Sequence[Rejection],
+    question: Question,
+    trace: Trace,
+    slas: Sequence[Sla],
+    candidates: Sequence[Candidate],
+) -> tuple[tuple[str, Ways], ...]:
+    """What the limits of each class (`slas`) would have to be, with the lengths of its own requests; by its name."""
+    shares = [
+        Share(name, replace(question.workload, lengths=lengths_of(trace.of(name))), sla)
+        for name, sla in zip(trace.classes, slas, strict=True)
+    ]
+    return workloads_ways_out(rejected, question.model, shares, candidates)
 
 
 def plan_trace(
@@ -366,7 +382,7 @@ def of_trace(runs: Replays, start: int) -> Fleet | Rejection:
             ((part, one) for part in most.parts for one in part.sla.limits),
             key=lambda pair: pair[0].exceeding_share(pair[1]) / (1 - pair[1].percentile / 100),
         )
-        miss = SlaMissed(limit, seen.value_s(limit))
+        miss = SlaMissed(limit, seen.value_s(limit), simulated=True)
         refused = sla_rejection(candidate, miss, question.workload.lengths)
         return replace(refused, why=f"{seen.name}: {refused.why}") if seen.name else refused
     rate_per_s, lengths = question.workload.rate_per_s, question.workload.lengths

@@ -58,6 +58,7 @@ from sizing.workload import METRICS, Limit, Sla
 if TYPE_CHECKING:
     from sizing.analyses.session_plan import SessionLoad, SessionPlan, TurnsByPlace
     from sizing.analyses.traced import TracePlan
+    from sizing.trace import Trace
     from sizing.trace_files import Reading
 
 
@@ -207,15 +208,18 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
                 more = replace(extras(plan, given, counts, reserved), trace=replayed)
     except NoFeasiblePlan as error:
         load = talks[0] if talks else None
+        rows = NO_WAYS  # a report's rows of limits do not tell first turns from later ones, nor classes
         if load:
             from sizing.analyses.session_plan import session_ways_out
 
-            ways = session_ways_out(error.rejected, question, load, reserved)
+            lines = answer.ways_out_lines(*session_ways_out(error.rejected, question, load, reserved))
+        elif recorded and recorded.trace.classes:
+            lines = class_lines(error, question, recorded.trace, reserved, given)
         else:
-            ways = NO_WAYS if given["classes"] else ways_out(error.rejected, question, reserved)
-        rows = NO_WAYS if load else ways  # a report's rows of limits do not tell first turns from later ones
+            rows = ways_out(error.rejected, question, reserved)
+            lines = answer.ways_out_lines(*rows)
         report = {"report": refusal_json(error, question, rows, load, recorded is not None)} if json_ else {}
-        raise Reported(error, report, answer.ways_out_lines(*ways)) from None
+        raise Reported(error, report, lines) from None
     if json_:
         write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more)})
     else:
@@ -333,6 +337,17 @@ def replays(
     cached = given["prefix_cache"]
     planned = plan_trace(question, recorded.trace, found, rejected, slas=slas, prefix_cache=cached)
     return replace(planned, notes=recorded.notes)
+
+
+def class_lines(
+    error: NoFeasiblePlan, question: Question, trace: Trace, found: Sequence[Candidate], given: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """What the limits of each class of a trace would have to be."""
+    from sizing.analyses.traced import class_slas, class_ways_out
+
+    slas = class_slas(trace, question.sla, given["classes"])
+    ways = class_ways_out(error.rejected, question, trace, slas, found)
+    return tuple(f"{name}: {line}" for name, way in ways for line in answer.ways_out_lines(*way))
 
 
 def report_json(plan: Plan, more: Extras) -> dict[str, Any]:

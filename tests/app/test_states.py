@@ -99,7 +99,8 @@ def test_infeasible_names_the_nearest_miss_and_what_would_do(opened: Open) -> No
     assert app.title[0].value == "No configuration meets this SLA"
     assert_no_answer(app)
     text = shown(app)
-    assert "Nearest miss: h200_sxm TP1 fp8 trtllm" in text.replace("*", "")
+    assert "Nearest miss: h200_sxm TP1 fp8 trtllm: misses ITL" in text.replace("*", "")
+    assert "ms by formula, the limit is 0.1 ms" in text and "ms or more (by simulation)" in text
     assert "0.1 ms" in text and "1 misses the SLA" in text
     needed = relaxations(NOWHERE.question, find(ONE.model, ONE.lengths, ONE.choice)[0])
     assert needed[0].smallest is None and "p95 TTFT:** no value is enough alone" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,23 @@ def test_classes_have_limits_and_figures_of_their_own(
 
     _, out, _ = run(asked, capsys)
     assert "agents" in out and "43,200" in out and "Binding limit" in out and "over all requests of" in out
+
+
+def test_where_classes_cannot_be_served_each_that_fails_says_what_its_limits_would_have_to_be(
+    two_classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat, code = two_classes
+    window = ["--trace-window", "00:00..01:00", "--class", "agents:itl=p95:2ms"]
+    answered, out, _ = run([*PLAN, f"chat={chat}", "--trace", f"agents={code}", *window, "--json"], capsys)
+    assert answered == 3
+    ways = json.loads(out)["ways_out"]
+    assert all(way.startswith("agents: ") for way in ways), "chat keeps its limits alone"
+    (itl,) = (way for way in ways if "p95 ITL: " in way)
+    needed = re.search(r"p95 ITL: ([0-9.]+) ms \(by simulation\) instead of 2 ms", itl)
+    assert needed
+    window[-1] = f"agents:itl=p95:{1.1 * float(needed[1]):.4g}ms"
+    answered, _, _ = run([*PLAN, f"chat={chat}", "--trace", f"agents={code}", *window, "--json"], capsys)
+    assert answered == 0, "a tenth more leaves room for a queue"
 
 
 def test_a_class_needs_a_trace_that_has_it(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,12 +127,13 @@ def _preview(found: Report) -> None:
         if found.answer is None:
             st.markdown(plain(sentence_case(line(found.reason))))
             if found.ways_out:
-                _table(tables.ways_out(found))
+                _table(ways := tables.ways_out(found))
+                st.caption(plain(ways.note))
             if found.together:
                 _table(tables.together(found))
             left_out = tables.left_out(found)
             for *configuration, _, why in left_out.rows[:1]:
-                st.markdown(plain(line(f"{' '.join(map(left_out.text, configuration))}: {why}.")))
+                st.markdown(f"**{plain(' '.join(map(left_out.text, configuration)))}.** {plain(line(f'{why}.'))}")
             _table(left_out)
             return
         st.markdown(plain(line(found.working)))

@@ -350,14 +350,10 @@ def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scena
 
 def _nearest_miss(rejected: Sequence[Rejection]) -> None:
     nearest = next((rejection for rejection in rejected if rejection.nearest_s is not None), None)
-    if nearest is None or nearest.limit is None or nearest.nearest_s is None:
+    if nearest is None:
         return
-    idle = "" if nearest.why.startswith("unsteady") else " even without load"
-    st.markdown(
-        f"**Nearest miss:** {plain(nearest.label)}: "
-        f"{limit_name(nearest.limit)} is {nearest.limit.said(nearest.nearest_s)}{idle}, "
-        f"{room(nearest.nearest_s, nearest.limit)}. More GPUs do not help; these changes do:"
-    )
+    why = plain(f"{nearest.label}: {nearest.why}.")
+    st.markdown(f"**Nearest miss:** {why} More GPUs do not help; these changes do:")
 
 
 def _relaxations(scenario: Scenario) -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
 from streamlit.testing.v1 import AppTest
+from streamlit.testing.v1.element_tree import Block
 
 from calibration import jobs
 from calibration.plan import parse_plan
@@ -497,15 +498,33 @@ def test_what_is_no_file_of_points_is_refused_in_a_line(
     assert set(tmp_path.rglob("*")) - {store.database.records} == before | set(tmp_path.glob("calibration.db*"))
 
 
+def fold_of_details(app: AppTest) -> Block:
+    """The fields for what a file leaves out."""
+    return next(fold for fold in app.main.expander if fold.label.startswith("Deployment and load"))
+
+
+def test_a_file_that_does_not_say_its_load_is_asked_for_it_in_words(calibrate: Callable[..., AppTest]) -> None:
+    content = (Path(__file__).parents[1] / "calibration" / "importers" / "files" / "genai_perf.csv").read_bytes()
+    app = uploaded(calibrate("import"), "genai_perf.csv", content)
+    for label, text in (("Model", "Qwen/Qwen3-8B"), ("Precision", "fp8"), ("GPU", "h100_sxm")):
+        next(box for box in app.main.text_input if box.label == label).set_value(text)
+    next(box for box in app.main.number_input if box.label == "TP (GPUs)").set_value(1)
+    assert "give “Concurrency (users)” or “Rate (requests/s)”" in words(app.run())
+
+
 def test_a_file_that_leaves_something_out_names_the_field(calibrate: Callable[..., AppTest], store: Store) -> None:
     content = (Path(__file__).parents[1] / "calibration" / "importers" / "files" / "vllm.json").read_bytes()
     app = uploaded(calibrate("import"), "vllm.json", content)
     assert "“GPU”" in words(app) and "--gpu" not in words(app)
-    for label, text in (("Precision", "fp8"), ("GPU", "h100_sxm")):
+    assert "This file does not say everything" in words(app) and fold_of_details(app).proto.expanded
+    for label, text in (("Model", "Qwen/Qwen3-8B"), ("Precision", "fp8"), ("GPU", "h100_sxm")):
         next(box for box in app.main.text_input if box.label == label).set_value(text)
     next(box for box in app.main.number_input if box.label == "TP (GPUs)").set_value(1)
     app.run()
     assert any(label.startswith("Accept") for label in labels(app)), words(app)
+    assert not fold_of_details(app).proto.expanded
+    assert "requests/s not compared, being those offered or of the whole run." in words(app) and "—" not in words(app)
+    assert len(app.get("plotly_chart")) == 2, "TTFT and ITL"
     assert os.listdir(store.database.records) == []
 
 

@@ -93,7 +93,7 @@ def test_void_points_are_told_with_their_reasons_and_not_drawn(curves: Callable[
     app = curves()
     assert series(app, "Requests/s")["mean, measured"][0] == [*LEVELS[:-1]]
     assert app.expander[0].label.startswith("1 measured, but void")
-    told = app.expander[0].caption[0].value
+    told = text_of(app.expander[0].caption[0].value)
     assert "32 users: client-limited.**" in told and "9 ms late" in told and "client_limited" not in told
 
 

@@ -15,7 +15,7 @@ BAND = 0.10
 
 
 class Compared(NamedTuple):
-    """One figure of a point, measured and by the law; None where it was not measured."""
+    """One figure of a point, measured and by the law; None where it was not measured, or the law not asked for it."""
 
     name: str
     unit: str
@@ -29,7 +29,12 @@ class Compared(NamedTuple):
 
 
 QUANTITIES = (
-    Compared("Requests/s", "requests/s", lambda e: e.point.requests_per_s, lambda e: e.requests_per_s),
+    Compared(
+        "Requests/s",
+        "requests/s",
+        lambda e: None if math.isnan(e.requests_per_s_error) else e.point.requests_per_s,
+        lambda e: e.requests_per_s,
+    ),
     Compared("Mean TTFT", "ms", lambda e: _ms(e.point.ttft_mean_s), lambda e: e.ttft_mean_s * 1000),
     Compared("Mean ITL", "ms", lambda e: _ms(e.point.itl_mean_s), lambda e: e.itl_mean_s * 1000),
 )

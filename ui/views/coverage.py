@@ -207,24 +207,32 @@ TEXTS = {
 WHOLE = {"tp": "TP (GPUs)", "pp": "PP", "max_batch_size": "Max batch size", "concurrency": "Concurrency (users)"}
 REAL = {"isl": "Input (tokens)", "osl": "Output (tokens)", "rate": "Rate (requests/s)"}
 FIELD_NAMES = {**TEXTS, **WHOLE, **REAL, "arrivals": "Arrivals"}
+EXAMPLES = {"model": "such as Qwen/Qwen3-32B", "precision": "such as bf16", "gpu": "such as h200_sxm"}
 LAWS = ("", "poisson", "constant", "gamma")
 
 
 def import_view(store: Store) -> None:
     """The whole view."""
-    tools = ", ".join(KIND_NAMES[kind] for kind in KINDS)
-    st.markdown(f"A run exported from another store (.zip), a points table, or a file written by {tools}.")
+    *tools, last = (KIND_NAMES[kind] for kind in KINDS)
+    written = f"a file written by {', '.join(tools)} or {last}"
+    st.markdown(f"A run exported from another store (.zip), a points table, or {written}.")
     number = visit().uploader  # a new uploader, an empty one, after each file that is taken in
     left, right = st.columns([2, 1])
     file = left.file_uploader("File", key=f"import_{number}", max_upload_size=MOST_UPLOAD_BYTES // 1_000_000)
     names = {TOLD: TOLD, **KIND_NAMES}
     kind = right.selectbox("Written by", list(names), format_func=names.__getitem__, key="import_kind")
-    said = _said()
     _let_go_of_all_but(file)
-    if file is None:
+    upload = _upload(file, kind, _said()) if file else None
+    found = _read(upload) if upload else ()
+    lacking = isinstance(found, str) and _in_fields(found) != found
+    if isinstance(found, str):
+        title = "This file does not say everything" if lacking else "This file was not accepted"
+        st.error(plain(_in_fields(found)), title=title, icon=":material/block:")
+    _ask(opened=lacking)
+    if upload is None:
         st.caption("Nothing is stored before you have reviewed and accepted the points.")
-        return
-    _looked_at(store, _upload(file, kind, said))
+    elif not isinstance(found, str):
+        _looked_at(store, upload, found)
 
 
 def _let_go_of_all_but(file: UploadedFile | None) -> None:
@@ -235,21 +243,27 @@ def _let_go_of_all_but(file: UploadedFile | None) -> None:
     visit().uploaded = now
 
 
-def _said() -> dict[str, object]:
-    """What the file leaves out."""
-    with st.expander("Deployment and load details missing from the file"):
-        columns = st.columns(3)
-        drawn = [*TEXTS, *WHOLE, *REAL]
-        for number, name in enumerate(drawn):
-            column, title, key = columns[number % 3], FIELD_NAMES[name], f"import_{name}"
+def _ask(opened: bool) -> None:
+    """The fields for what the file leaves out."""
+    with (
+        st.expander("Deployment and load details missing from the file", expanded=opened),
+        st.grid(3, min_column_width=200),
+    ):
+        for name, title in FIELD_NAMES.items():
+            key = f"import_{name}"
             if name in TEXTS:
-                column.text_input(title, max_chars=120, key=key)
+                st.text_input(title, max_chars=120, key=key, placeholder=EXAMPLES.get(name, ""))
             elif name in WHOLE:
-                column.number_input(title, 1, 1_000_000, None, step=1, key=key)
+                st.number_input(title, 1, 1_000_000, None, step=1, key=key)
+            elif name in REAL:
+                st.number_input(title, 0.001, 1_000_000.0, None, format="%g", key=key)
             else:
-                column.number_input(title, 0.001, 1_000_000.0, None, format="%g", key=key)
-        columns[len(drawn) % 3].selectbox("Arrivals", LAWS, format_func=lambda law: law or TOLD, key="import_arrivals")
-    values = {name: state[f"import_{name}"] for name in FIELD_NAMES}
+                st.selectbox(title, LAWS, format_func=lambda law: law or TOLD, key=key)
+
+
+def _said() -> dict[str, object]:
+    """What the fields hold; none of them before they are first drawn."""
+    values = {name: state.get(f"import_{name}") for name in FIELD_NAMES}
     return {name: value.strip() if isinstance(value, str) else value for name, value in values.items() if value}
 
 
@@ -257,13 +271,14 @@ def _upload(file: UploadedFile, kind: str, said: dict[str, object]) -> Upload:
     return Upload(file.name, file.getvalue(), None if kind == TOLD else kind, tuple(sorted(said.items())))
 
 
-def _looked_at(store: Store, upload: Upload) -> None:
-    """The points in the file, or what is wrong with it, and the button that takes them in."""
+def _read(upload: Upload) -> tuple[Point, ...] | str:
+    """The points in the file, or what is wrong with it."""
     with st.spinner("Reading the file…"):
-        points = answers.read(upload)
-    if isinstance(points, str):
-        st.error(plain(_in_fields(points)), title="This file was not accepted", icon=":material/block:")
-        return
+        return answers.read(upload)
+
+
+def _looked_at(store: Store, upload: Upload, points: tuple[Point, ...]) -> None:
+    """The points in the file, and the button that takes them in."""
     void = sum(point.void for point in points)
     st.markdown(f"**{plain(upload.shown_name)}: {several(len(points))}**, {void:,} void. {_about(points)}")
     st.button(
@@ -296,8 +311,8 @@ def _take_in(store: Store, upload: Upload) -> None:
 
 
 def _in_fields(message: str) -> str:
-    """The message of the command line with its options called as the fields above are."""
-    return re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda found: _field(found[1]), message)
+    """The message of the command line with its options called as the fields above are, without their letters."""
+    return re.sub(r"--([a-z]+(?:-[a-z]+)*)(?: [A-Z]\b)?", lambda found: _field(found[1]), message)
 
 
 def _field(option: str) -> str:

@@ -19,6 +19,7 @@ from ui import answers
 from ui.charts.base import Chart
 from ui.charts.fit import ComparedSeries, measured_and_law
 from ui.look import data_behind, ink, show
+from ui.views.runs import rates_within
 from ui.visit import one_picked, visit
 from ui.words import plain, sentence_case
 
@@ -118,15 +119,14 @@ def _fit_line(fitted: Fit | str) -> None:
     if isinstance(fitted, str):
         st.caption(f":material/info: No fitted law: {plain(fitted)}")
         return
-    rates = [abs(error.requests_per_s_error) for error in fitted.errors]
     unseen = (
         f"; {percent(fitted.leave_one_out, 1)} median error at points left out"
         if isfinite(fitted.leave_one_out)
         else ""
     )
     st.caption(
-        f":material/show_chart: Line: the law fitted to all {len(rates)} points of this deployment. "
-        f"Requests/s within {percent(max(rates), 1)} at every point{unseen}."
+        f":material/show_chart: Line: the law fitted to all {len(fitted.errors)} points of this deployment. "
+        f"{sentence_case(rates_within(fitted.errors))}{unseen}."
     )
     for warning in cautions(fitted.warnings):
         st.caption(f":material/warning: {plain(sentence_case(warning))}")

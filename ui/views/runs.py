@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 
 import pandas as pd
@@ -76,7 +76,6 @@ def _verdict(fitted: Fit) -> str:
     """How well the law gives the points back, in a sentence."""
     odd = {distrust.point for distrust in fitted.distrusted}
     trusted = [error for error in fitted.errors if error.point not in odd]
-    worst = max(abs(error.requests_per_s_error) for error in trusted)
     every = f"{len(trusted)} of them ({len(odd)} distrusted)" if odd else "every point"
     unseen = (
         f", median error {percent(fitted.leave_one_out, 1)} at points left out"
@@ -91,9 +90,17 @@ def _verdict(fitted: Fit) -> str:
     else:
         fits = "the law fits"
     return (
-        f"Fitted to {several(len(fitted.errors))}: requests/s within {percent(worst, 1)} at {every}{unseen}. "
+        f"Fitted to {several(len(fitted.errors))}: {rates_within(trusted, every)}{unseen}. "
         f"χ² per point {significant(chi2)} (1 is perfect, above 2 poor): {fits}."
     )
+
+
+def rates_within(errors: Iterable[PointError], where: str = "every point") -> str:
+    """How far the law's requests/s are off at most; those offered, or of a whole run, are not compared."""
+    off = [abs(error.requests_per_s_error) for error in errors if isfinite(error.requests_per_s_error)]
+    if not off:
+        return "requests/s not compared, being those offered or of the whole run"
+    return f"requests/s within {percent(max(off), 1)} at {where}"
 
 
 def _table(trial: FittedPoints) -> None:

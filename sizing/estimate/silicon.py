@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,9 +31,20 @@ prompt tokens take beyond `steps`; on what an iteration with a prompt costs besi
 HOST_S, SEQUENCE_S, PROMPT_S, REQUEST_S = 0.5e-3, 10e-6, 5e-3, 30e-3
 """What the host adds where all effects are 0, in seconds: to an iteration, for each sequence in it, for a prompt in it,
 and once to a request. Round figures, which the effects scale."""
-SHARE = 0.5
-"""How much of a correction is applied: what predicted servers left out of the fit best. Where kernels are nearly right,
-all of it is too much."""
+
+
+class Shares(NamedTuple):
+    """How much of a correction is applied to what every iteration takes, and to prompts and requests."""
+
+    steps: float
+    prompts: float
+
+
+WHOLE = Shares(1.0, 1.0)
+SHARES = {"dense": Shares(0.8, 0.5), "moe": Shares(0.5, 0.5)}
+"""By kind of model, what predicted servers left out of the fit best, in either half of the groups. What dense servers
+add to an iteration, others add too; where kernels are nearly right, or off in ways of their own, all of it is too much.
+"""
 FARTHEST = 3.0
 """Most that the sum of the effects of one kind may be, either way."""
 
@@ -140,21 +152,28 @@ def corrected(law: StepLaw, server: Server) -> tuple[StepLaw, float]:
     True
     """
     known = silicon()
-    return with_effects(law, known.effect(server), SHARE), known.sigma(server)
+    return with_effects(law, known.effect(server), SHARES[server.kind]), known.sigma(server)
 
 
-def with_effects(law: StepLaw, effect: Floats, share: float = 1.0) -> StepLaw:
+def with_effects(law: StepLaw, effect: Floats, shares: Shares = WHOLE) -> StepLaw:
     """The law corrected by `effect`, values of EFFECTS: what the host adds is never negative. Each coefficient moves
-    `share` of the way from the kernels' value to the corrected one."""
+    its share of the way from the kernels' value to the corrected one."""
     steps, overhead, sequence, prompt, prompt_step, request = (math.exp(value) for value in effect)
-    whole = {
+    of_steps = {
         "weights_s": law.weights_s * steps,
         "overhead_s": (law.overhead_s * steps + HOST_S) * overhead,
-        "token_s": law.token_s * steps * prompt,
         "sequence_s": law.sequence_s * steps + SEQUENCE_S * sequence,
         "kv_token_s": law.kv_token_s * steps,
+    }
+    of_prompts = {
+        "token_s": law.token_s * steps * prompt,
         "attention_s": law.attention_s * steps * prompt,
         "prefill_s": (law.prefill_s * steps * prompt + PROMPT_S) * prompt_step,
         "request_s": REQUEST_S * request,
     }
-    return law.with_values(**{name: (1 - share) * getattr(law, name) + share * s for name, s in whole.items()})
+    moved = {
+        name: (1 - share) * getattr(law, name) + share * whole_s
+        for share, part in zip(shares, (of_steps, of_prompts), strict=True)
+        for name, whole_s in part.items()
+    }
+    return law.with_values(**moved)

@@ -110,7 +110,10 @@ EXPOSITIONS: Final = {
         isl=(Family("sglang:prompt_tokens_histogram"),),
         osl=(Family("sglang:generation_tokens_histogram"),),
         ttft=(Family("sglang:time_to_first_token_seconds"),),
-        itl=(Family("sglang:time_per_output_token_seconds"),),  # of old versions
+        itl=(
+            Family("sglang:request_time_per_output_token_seconds"),
+            Family("sglang:time_per_output_token_seconds"),  # of old versions
+        ),
         gap=(Family("sglang:inter_token_latency_seconds"),),
         e2e=(Family("sglang:e2e_request_latency_seconds"),),
     ),

@@ -340,6 +340,7 @@ ENGINES = (
     ),
     Engine(
         finished="sglang:num_requests_total",
+        iterations="sglang:cuda_graph_passes_total",  # by mode, also those without a graph
         gauges={
             "sglang:num_running_reqs": RUNNING,
             "sglang:num_queue_reqs": WAITING,

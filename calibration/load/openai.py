@@ -279,7 +279,8 @@ class _Trial:
 async def _first_accepted(client: OpenAiClient, kind: Kind, tokenizer: Path | None, texts: bool) -> _Trial:
     """The richest request that the server answers. Raises ServerError with the last refusal if it answers none."""
     server = client.server
-    ids = [ServerCount()] if tokenizer is not None else [ServerCount(ids=each) for each in IDS]
+    ranges = IDS if kind.checks_ids else IDS[-1:]
+    ids = [ServerCount()] if tokenizer is not None else [ServerCount(ids=each) for each in ranges]
     prompts = [] if texts or server.endpoint == "chat" else [(True, seen) for seen in ids]
     prompts.append((False, ServerCount()))
     refusal = ""

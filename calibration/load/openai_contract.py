@@ -48,7 +48,7 @@ class Kind:
 
     `fields` are sent with every request; `minimum` names the field for the fewest tokens of an answer, "" for none.
     `version` is the page and key of its version; `limits` a page with settings, and its keys by column of the points
-    table.
+    table. `checks_ids`: it refuses token ids beyond its vocabulary, so they can be tried.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Kind:
     minimum: str = "min_tokens"
     version: tuple[str, str] = ("/version", "version")
     limits: tuple[str, Mapping[str, str]] | None = None
+    checks_ids: bool = True
 
 
 NIM = Kind("nim", (), version=("/v1/version", "release"))
@@ -69,6 +70,7 @@ KINDS = (
         ("sglang",),
         version=("/get_server_info", "version"),
         limits=("/get_server_info", {"tp": "tp_size", "pp": "pp_size", "max_batch_size": "max_running_requests"}),
+        checks_ids=False,  # 0.5.23 looks them up in the embedding, which ends its scheduler, and so the server
     ),
     Kind("trtllm", ("tensorrt_llm",)),
     Kind(

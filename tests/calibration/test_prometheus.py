@@ -124,6 +124,14 @@ def test_every_kind_of_server_is_found_by_its_model(
     assert told["requests"] == pytest.approx(700 if model == NASTY else 1000, rel=0.01)
 
 
+@pytest.mark.parametrize("what", ["isl", "osl", "ttft", "itl", "gap", "e2e"])
+def test_sglang_has_each_histogram_under_one_of_its_names(what: str) -> None:
+    """On a page of SGLang 0.5.23."""
+    page = (Path(__file__).parent / "load" / "sglang" / "metrics.txt").read_text()
+    families = EXPOSITIONS["sglang"].families(what)
+    assert [f"\n{family.name}_count{{" in page for family in families].count(True) == 1
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [

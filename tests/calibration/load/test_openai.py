@@ -250,6 +250,47 @@ def test_llama_cpp_tells_its_slots_their_length_and_its_tokens(endpoint: Any, to
     assert (log.error, log.chunk_tokens.tolist()) == (("",) * 3, told * 3)
 
 
+# What SGLang 0.5.23 said, byte for byte: random weights, a vocabulary of 2,048 ids. server_info.json is cut short.
+
+SGLANG = Path(__file__).parent / "sglang"
+
+
+def sglang(answer: str) -> Manners:
+    pages = {
+        f"/{path}": (SGLANG / file).read_bytes()
+        for path, file in (("v1/models", "models.json"), ("get_server_info", "server_info.json"))
+    }
+    return Manners(pages=pages, raw=(SGLANG / f"{answer}.http").read_bytes(), one_each=True)
+
+
+@pytest.mark.parametrize("usage", ["running", "total"])
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_sglang_tells_its_limits_and_its_tokens(endpoint: Any, usage: str, tmp_path: Path) -> None:
+    """Chat: 32 words as 34 tokens. A prompt of ids beyond its vocabulary would end the server."""
+    tokenizer = tokenizer_file(tmp_path) if endpoint == "chat" else None
+    with openai_server(sglang(endpoint + "_total" * (usage == "total"))) as server:
+        where = ServerPlan(protocol="openai", url=server.url, model="tiny", endpoint=endpoint)
+        found = asyncio.run(meet(where, tokenizer))
+        source = RequestSource(LengthsPlan(isl=50, osl=8), tokenizer, False, (0,), found.seen)
+        log = asyncio.run(ask(where, found.contract, [next(source.requests()) for _ in range(3)]))
+        ids = [number for body in server.bodies if endpoint == "completions" for number in body["prompt"]]
+    said = {"engine": "sglang", "engine_version": "0.5.23", "max_batch_size": "4", "tp": "1", "pp": "1"}
+    assert said.items() <= found.said.items()
+    assert (found.longest_tokens, found.seen.added) == (1024, 2 if tokenizer else 0)
+    assert found.contract.counted_by == usage
+    assert (log.error, log.chunk_tokens.tolist()) == (("",) * 3, [1] * 24)
+    assert max(ids, default=0) < 2048
+
+
+def test_sglang_says_why_a_request_is_too_long() -> None:
+    with openai_server() as server:
+        found = met(server)
+        server.manners = sglang("too_long")
+        log = answers(server, found)
+    assert log.error[0].startswith("HTTP 400: Requested token count exceeds the model's maximum context length of 1024")
+    assert "\n" not in log.error[0]
+
+
 @pytest.mark.parametrize("one_each", [True, False])
 def test_a_server_that_takes_one_request_a_connection_gets_one(one_each: bool) -> None:
     with openai_server(Manners(one_each=one_each)) as server:

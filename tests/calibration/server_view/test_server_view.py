@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -571,6 +572,31 @@ def test_what_an_engine_timed_comes_before_what_numbers_suggest() -> None:
     server = {"engine_queue_mean_s": 0.25, "engine_prefill_mean_s": 0.25, "engine_decode_mean_s": 1.5}
     parts = split(replace(POINT, ttft_mean_s=0.6, e2e_mean_s=2.1), server | {"engine_requests_waiting_mean": 40})
     assert (parts.queue_s, parts.prefill_s, parts.decode_s) == (0.25, 0.25, 1.5)
+
+
+def test_sglang_tells_its_passes_and_prompts_found() -> None:
+    """A page of SGLang 0.5.23, and the same after 10 requests of 640 prompt tokens, 160 of them found, and 30 passes of
+    decode and 5 of prefill."""
+    text = (Path(__file__).parents[1] / "load" / "sglang" / "metrics.txt").read_text()
+    later = text
+    for family, before, after in (
+        ("num_requests_total", "343.0", "353.0"),
+        ("prompt_tokens_total", "21821.0", "22461.0"),
+        ("cached_tokens_total", "4365.0", "4525.0"),
+        ("cuda_graph_passes_total", "4943.0", "4973.0"),
+        ("cuda_graph_passes_total", "341.0", "346.0"),
+        ("num_running_reqs", "0.0", "4.0"),
+        ("num_queue_reqs", "0.0", "3.0"),
+        ("token_usage", "0.02", "0.16"),
+    ):
+        later, replaced = re.subn(rf"^(sglang:{family}{{.*}}) {before}$", rf"\1 {after}", later, flags=re.MULTILINE)
+        assert replaced == 1
+    first, last = parse_page(text, "test", 0.0), parse_page(later, "test", 10.0)
+    found = counter_means(first, last, "tiny") | gauge_means([last], "tiny")
+    assert (found["prefix_tokens_found_mean"], found["prefix_tokens_found_share"]) == (16, 0.25)
+    assert (found["finished_per_s"], found["engine_iterations_per_s"]) == (1, 3.5)
+    assert (found["engine_requests_running_mean"], found["engine_requests_waiting_mean"]) == (4, 3)
+    assert (found["kv_cache_used_share_mean"], found["kv_cache_tokens"]) == (0.16, 2048)
 
 
 def test_llama_cpp_tells_its_slots_passes_and_prompts_found() -> None:

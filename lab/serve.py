@@ -1,4 +1,4 @@
-"""``python -m calibration serve``: a real Triton server, or vLLM, with a small real model, on this machine."""
+"""``python -m calibration serve``: a real Triton server, vLLM or SGLang, with a small real model, on this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -18,6 +18,7 @@ from lab.built import look_through, refuse_what_it_says_itself
 from lab.life import Server
 from lab.reference.server import ReferenceServer
 from lab.reference.settings import BATCHINGS, DEVICES, POLICIES, Settings
+from lab.sglang.server import SglangServer
 from lab.tritonserver import TritonServer
 from lab.vllm.behind_triton import MODEL_BEHIND_TRITON, VllmBehindTriton
 from lab.vllm.pace import FORM, SMALLEST, Pace
@@ -42,6 +43,8 @@ Examples:
   READY url=http://127.0.0.1:8000 model=small metrics=http://127.0.0.1:8000/metrics
   python -m calibration serve --engine vllm --pace Qwen/Qwen3-32B,h100_sxm,2,bf16
   READY url=http://127.0.0.1:8000 model=small metrics=http://127.0.0.1:8000/metrics
+  python -m calibration serve --engine sglang --pace Qwen/Qwen3-32B,h100_sxm,2,bf16
+  READY url=http://127.0.0.1:8000 model=small metrics=http://127.0.0.1:8000/metrics
   python -m calibration serve --engine vllm --behind triton
   READY grpc=127.0.0.1:8001 http=127.0.0.1:8000 metrics=127.0.0.1:8002/metrics model=vllm_model
 """
@@ -56,10 +59,10 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 @click.command(epilog=EPILOG)
 @click.option(
     "--engine",
-    type=click.Choice(["triton", "vllm"]),
+    type=click.Choice(["triton", "vllm", "sglang"]),
     default="triton",
     show_default=True,
-    help="Triton with a small engine behind a TensorRT-LLM style ensemble, or vLLM's OpenAI server.",
+    help="Triton with a small engine behind a TensorRT-LLM style ensemble, or the OpenAI server of vLLM or SGLang.",
 )
 @click.option(
     "--behind",
@@ -90,7 +93,7 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
     "--chunked-prefill/--no-chunked-prefill",
     default=True,
     show_default=True,
-    help="vLLM only: prefill long prompts in chunks; otherwise a prompt waits until --token-budget has room for it.",
+    help="Not of Triton: prefill long prompts in chunks; else one waits until --token-budget has room for it.",
 )
 @click.option(
     "--look-ahead/--no-look-ahead",
@@ -117,7 +120,7 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 @click.option(
     "--pace",
     metavar=FORM,
-    help="vLLM only: run at the speed of a model on GPUs, by their kernel timings; see the example.",
+    help="Not of Triton: run at the speed of a model on GPUs, by kernel timings; see the example.",
 )
 @_number("threads", "CPU threads of the engine.")
 @click.option(
@@ -139,23 +142,26 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
 
     It prints one line that begins with READY when all models are loaded. On first use it creates an environment of its
     own: Triton's in .cache/triton or SIZING_TRITON_ENV (a download of about 250 MB with a CPU build of PyTorch, several
-    GB where pip finds only the CUDA build), vLLM's in .cache/vllm or SIZING_VLLM_ENV (about 500 MB, CPU build only).
-    vLLM behind Triton needs both.
+    GB where pip finds only the CUDA build), vLLM's in .cache/vllm or SIZING_VLLM_ENV (about 500 MB, CPU build only),
+    SGLang's in .cache/sglang or SIZING_SGLANG_ENV. vLLM behind Triton needs those of both.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    if engine == "vllm":
+    if engine == "sglang":
+        _refuse_for_sglang(context, options["pace"])
+    if engine != "triton":
         kind = VllmSettings if behind is None else BehindTriton
         names = [field.name for field in fields(kind)]
         _refuse_others(context, {"engine", "behind", *names}, "triton")
         if options["pace"]:
             options |= {name: size for name, size in SMALLEST.items() if not _was_given(context, name)}
-            options["pace"] = Pace.parse(options["pace"])
+            options["pace"] = replace(Pace.parse(options["pace"]), engine=engine)
         settings = kind(**{name: options[name] for name in names})
         if isinstance(settings, BehindTriton):
             _wait(VllmBehindTriton(settings), lambda server: f"{_ports(server)} model={MODEL_BEHIND_TRITON}")
         else:
-            _wait(VllmServer(settings), lambda server: f"url={server.url} model={MODEL} metrics={server.metrics_url}")
+            server = VllmServer(settings) if engine == "vllm" else SglangServer(settings)
+            _wait(server, lambda server: f"url={server.url} model={MODEL} metrics={server.metrics_url}")
         return
     _refuse_others(context, set(context.params) - {*ONLY_VLLM, "behind"}, "vllm")
     if repository is not None:
@@ -164,6 +170,15 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
     for name in ONLY_VLLM:
         del options[name]
     _wait(ReferenceServer(Settings(**options), repository=repository), _ports)
+
+
+def _refuse_for_sglang(context: click.Context, pace: str | None) -> None:
+    """ServerError for what SGLang cannot do here. Its CPU kernels are not packaged, so its own pace says nothing."""
+    if not pace:
+        raise ServerError(f"--engine sglang needs the pace of a GPU: --pace {FORM}")
+    for name in ("behind", "look_ahead", "experts"):
+        if _was_given(context, name):
+            raise ServerError(f"--{name.replace('_', '-')} is for --engine vllm: leave it out, or give that engine")
 
 
 def _ports(server: TritonServer[Any]) -> str:

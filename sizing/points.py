@@ -174,6 +174,8 @@ class Point:
     def load_label(self) -> str:
         """The load offered, in words: ``16 users`` for a closed loop, ``12 requests/s`` for an open one."""
         unit = UNITS.get(self.load_kind, "requests/s")
+        if self.load_value == 1:
+            unit = unit.replace("users", "user")
         return f"{significant(self.load_value)} {unit}"
 
     @property

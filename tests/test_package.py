@@ -35,6 +35,7 @@ ROOMS = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 OWN_WORLD = (
     "lab/gpu",
     "lab/reference",
+    "lab/sglang",
     "lab/vllm",
     "triton_tools/repository/programs",
     "validation/speed",

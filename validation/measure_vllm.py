@@ -1,4 +1,4 @@
-"""Measure a real vLLM on this machine: the points that `sizing validate --only measured-vllm` judges the law by.
+"""Measure a real vLLM, and SGLang, on this machine: the points by which `sizing validate --only measured-vllm` judges.
 
 python -m validation.measure_vllm                       # all servers that the tables lack, two to three hours
 python -m validation.measure_vllm --only dense --only mixture
@@ -33,6 +33,7 @@ from calibration.progress import Bar
 from calibration.run import run
 from calibration.store import Store
 from calibration.store.records_file import decoded_about, read_log
+from lab.sglang.server import SglangServer
 from lab.vllm.pace import SMALLEST, Pace
 from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import Settings
@@ -84,6 +85,7 @@ class Configuration:
     open_s: float = 25.0
     table: str = "vllm-cpu.csv"
     slots_told: bool = True
+    engine: type[VllmServer] = VllmServer
 
     @property
     def server(self) -> str:
@@ -117,6 +119,13 @@ CONFIGURATIONS = (
     paced(", whole prompts", DENSE, (Mix(600, 48),), chunked_prefill=False, max_sequence_tokens=2048),
     replace(paced(", few slots", DENSE, (Mix(512, 64),), max_batch_size=8), slots_told=False),
     paced(", look-ahead", DENSE, (Mix(512, 64), Mix(1500, 24)), look_ahead=True),
+    replace(
+        paced("", replace(DENSE, engine="sglang"), LENGTHS, 30.0, token_budget=4096, max_batch_size=64, kv_reuse=True),
+        name="SGLang at the pace of 2 H100",
+        table="sglang-paced.csv",
+        slots_told=False,
+        engine=SglangServer,
+    ),
 )
 
 
@@ -290,7 +299,7 @@ def main(only: Sequence[str], folder: Path) -> None:
         lacking = [mix for mix in configuration.mixes if (configuration.server, mix.isl) not in there]
         if not lacking or (only and configuration.server not in only):
             continue
-        with VllmServer(configuration.settings, console) as server, system.kept_off(system.of_engine(1)):
+        with configuration.engine(configuration.settings, console) as server, system.kept_off(system.of_engine(1)):
             be_prompt()
             for mix in lacking:
                 points, drawn = measured(configuration, mix, server, console)

@@ -377,7 +377,7 @@ class KnownFacts(BaseModel):
         lacking = [key for key, value in values.items() if not value]
         if lacking:
             flags = ", ".join(f"--{key}" for key in lacking)
-            raise FileError(f"{name}: the file does not say {' or '.join(lacking)}; give {flags}")
+            raise FileError(f"{name}: the file does not say everything; give {flags}")
 
 
 def known(values: Mapping[str, object]) -> KnownFacts:

@@ -1,8 +1,8 @@
-"""The pace of a GPU for vLLM on a CPU: how long each step lasts, from a database of kernel timings.
+"""The pace of a GPU for an engine on a CPU: how long each step lasts, from a database of kernel timings.
 
 On a CPU, steps are long and occupy the cores that the API server and the client need; on a GPU they do not. With a
-model so small that its own steps hardly count, and step times from a table, vLLM runs as it does with a GPU. What is
-measured then is its scheduler, its cache and its servers at the pace of the kernels, repeatable at any time.
+model so small that its own steps hardly count, and step times from a table, an engine runs as it does with a GPU. What
+is measured then is its scheduler, its cache and its servers at the pace of the kernels, repeatable at any time.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ PROMPT_TOKENS = (16, 64, 128, 256, 512, 768, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The GPU whose steps are imitated: a model of the catalogue on `tp` GPUs, by vLLM's kernel timings."""
+    """The GPU whose steps are imitated: a model of the catalogue on `tp` GPUs, by the kernel timings of `engine`."""
 
     model: str
     gpu: str
     tp: int
     precision: str
+    engine: str = "vllm"
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -53,7 +54,7 @@ class Pace:
         decoding sequences in the same step and mean context. Raises ServerError if there are no timings."""
         try:
             model, chip = catalog.model(self.model), catalog.gpu(self.gpu)
-            engine = kernels.open_engine(model, chip.id, "vllm", Layout(self.tp), self.precision)
+            engine = kernels.open_engine(model, chip.id, self.engine, Layout(self.tp), self.precision)
         except (CatalogueError, EstimateUnavailable) as error:
             raise ServerError(
                 f"no step times for {self.model} on {self.tp} {self.gpu} in {self.precision}: {error}"

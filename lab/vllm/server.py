@@ -42,16 +42,16 @@ def _steps(requirements: Path) -> Sequence[Step]:
     return [("vLLM and torch for CPUs (about 500 MB)", ["--no-deps", "--requirement", str(requirements)])]
 
 
-def _check_torch(environment: Environment) -> None:
-    """Raises ServerError unless torch is built for CPUs: with another build, vLLM fails at start without a reason."""
+def check_torch(environment: Environment) -> None:
+    """Raises ServerError unless torch is built for CPUs: with another build, engines fail at start without a reason."""
     file = environment.site_packages / "torch" / "version.py"
     found = re.search(r"^__version__ = '(.+)'", file.read_text() if file.exists() else "", re.MULTILINE)
     version = found[1] if found else "none"
     if "+cpu" not in version:
         pip = f"bin/python -m pip install --force-reinstall --no-deps torch=={version.split('+')[0]} --index-url URL"
         raise ServerError(
-            f"vLLM needs a CPU build of torch, {environment.venv} has {version}: there, run `{pip}` with the URL of "
-            "PyTorch's CPU wheels"
+            f"an engine here needs a CPU build of torch, {environment.venv} has {version}: there, run `{pip}` "
+            "with the URL of PyTorch's CPU wheels"
         )
 
 
@@ -61,7 +61,7 @@ RECIPE = Recipe(
     ".cache/vllm",
     "SIZING_VLLM_ENV",
     _steps,
-    check=_check_torch,
+    check=check_torch,
 )
 
 
@@ -77,6 +77,9 @@ class VllmServer(Server):
 
     recipe = RECIPE
     ready_within_s = 240.0
+    program = Path(__file__).with_name("openai_server.py")
+    kept_free = 0
+    """Cores that the server leaves to its engine; vLLM's binds itself to one."""
 
     def __init__(self, settings: Settings, console: Console | None = None) -> None:
         super().__init__(settings.http_port, console)
@@ -107,17 +110,22 @@ class VllmServer(Server):
 
     def _start(self, ready: Environment, work: Path) -> subprocess.Popen[bytes]:
         write_model(self.tokenizer, self.settings)
-        program = Path(__file__).with_name("openai_server.py")
-        command = on_other_cores(0, str(ready.python), "-P", str(program))  # without this folder on the import path
+        command = on_other_cores(self.kept_free, str(ready.python), "-P", str(self.program))  # -P: without its folder
         with self.log.open("wb") as log:
             return subprocess.Popen(
-                [*command, *flags(self.settings, self.tokenizer)],
+                [*command, *self._options()],
                 cwd=work,
-                env={**os.environ, **variables(self.settings, work)},
+                env={**os.environ, **self._variables()},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches us alone, and stop() ends server and engine together
             )
+
+    def _options(self) -> list[str]:
+        return flags(self.settings, self.tokenizer)
+
+    def _variables(self) -> dict[str, str]:
+        return variables(self.settings, self.work)
 
 
 def write_model(folder: Path, settings: Settings) -> Path:

@@ -80,6 +80,7 @@ def worker_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setitem(sys.modules, name, module)
     PACE.write(tmp_path / "pace.json")
     monkeypatch.setenv("PACE", str(tmp_path / "pace.json"))
+    monkeypatch.syspath_prepend(PACED)
     spec = importlib.util.spec_from_file_location("paced_worker", PACED / "paced_worker.py")
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)

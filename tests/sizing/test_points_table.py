@@ -12,7 +12,7 @@ from sizing.cli import main
 from sizing.engine import Replica
 from sizing.errors import PointsError
 from sizing.fitting import Protocol, fit
-from sizing.points import Point, read_points, write_points
+from sizing.points import LoadKind, Point, read_points, write_points
 from tests.sizing.test_fitting import GPU, SHORT, measure
 
 POINTS = measure(Replica(GPU), (SHORT,))
@@ -69,3 +69,16 @@ def test_values_that_say_nothing_name_their_column(
     with pytest.raises(SystemExit, match="2"):
         main(["fit", "--points", str(path)])
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "label"),
+    [
+        ("concurrency", 1.0, "1 user"),
+        ("concurrency", 16.0, "16 users"),
+        ("sessions", 1.0, "1 user with sessions"),
+        ("poisson_rate", 1.0, "1 requests/s"),
+    ],
+)
+def test_the_load_of_a_point_reads_as_a_person_would_say_it(kind: LoadKind, value: float, label: str) -> None:
+    assert replace(POINTS[0], load_kind=kind, load_value=value).load_label == label

@@ -24,7 +24,7 @@ from sizing.points import Point
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_design import on_line
 from validation.evidence.measured_silicon import four
-from validation.evidence.measured_vllm import TABLES, measured, of_table
+from validation.evidence.measured_vllm import SGLANG, TABLES, measured, of_table
 from validation.evidence.table import EvidenceRow, Goal, beside, noted, row_of_band, row_of_errors, shown
 
 NAME, DATA = "closed loops of vLLM", "vLLM, measured here"
@@ -73,7 +73,7 @@ Answer = list[dict[str, Found]]
 def cases(setup: Setup) -> list[Case]:
     """Every mix, asked both ways; quick: the first."""
     found = []
-    for data in TABLES:
+    for data in (name for name in TABLES if name != SGLANG):
         for server in of_table(data, measured(data)):
             for isl in dict.fromkeys(point.isl for point in server.closed):
                 own = [point for point in server.closed if point.isl == isl]

@@ -1,4 +1,4 @@
-"""A real vLLM, measured by this program: the law fitted to its closed loops, its random arrivals predicted.
+"""A real vLLM and a real SGLang, measured here: the law fitted to their closed loops, their random arrivals predicted.
 
 `python -m validation.measure_vllm` measured the tables beside this file: closed loops of six levels at each mix of
 lengths, each measured twice, and between them Poisson arrivals at 50, 70 and 85 % of the highest requests/s of a closed
@@ -45,11 +45,12 @@ from validation.evidence.measured_stages import Figure
 from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
 
 NAME = "random arrivals from closed loops"
-ON_GPU = "vLLM on an H200, measured here"
+ON_GPU, SGLANG = "vLLM on an H200, measured here", "SGLang at the pace of GPUs, measured here"
 TABLES = {
     "vLLM at the pace of GPUs, measured here": (Path(__file__).with_name("vllm-paced.csv"),),
     "vLLM on a CPU, measured here": (Path(__file__).with_name("vllm-cpu.csv"),),
     ON_GPU: (resource("data/curves/h200-vllm.csv"), resource("data/curves/h200-vllm-qwen3.csv")),
+    SGLANG: (Path(__file__).with_name("sglang-paced.csv"),),
 }
 GPU, REQUESTS = resource("data/gpu"), "requests.csv.gz"
 ARRIVALS = Path(__file__).with_name("vllm-arrivals.csv")

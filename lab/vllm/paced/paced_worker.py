@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import numpy as np
+from grid import Grid
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -66,8 +67,8 @@ class PacedWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not in the enviro
         for name in step.finished_req_ids:
             self._prompt_tokens.pop(name, None)
         if prompts:
-            return self._mixed.at(prompt_tokens, len(decodes), float(np.mean(prompts)))
-        return self._decode.at(len(decodes), float(np.mean(decodes))) if decodes else 0.0
+            return float(self._mixed.at(prompt_tokens, len(decodes), float(np.mean(prompts))))
+        return float(self._decode.at(len(decodes), float(np.mean(decodes)))) if decodes else 0.0
 
 
 class Awaited(AsyncModelRunnerOutput):  # type: ignore[misc]
@@ -80,19 +81,3 @@ class Awaited(AsyncModelRunnerOutput):  # type: ignore[misc]
         """The output, once the GPU would have it."""
         time.sleep(max(0.0, self._until_s - time.perf_counter()))
         return self._output
-
-
-class Grid:
-    """Seconds over a grid: linear between its lines and beyond the last, constant before the first."""
-
-    def __init__(self, axes: list[list[float]], seconds: list[Any]) -> None:
-        self._axes, self._seconds = [np.asarray(axis, float) for axis in axes], np.asarray(seconds, float)
-
-    def at(self, *where: float) -> float:
-        """Seconds at one value for each axis."""
-        table = self._seconds
-        for axis, value in zip(self._axes, where, strict=True):
-            low = int(np.clip(np.searchsorted(axis, value, side="right") - 1, 0, len(axis) - 2))
-            share = (max(value, axis[0]) - axis[low]) / (axis[low + 1] - axis[low])
-            table = (1 - share) * table[low] + share * table[low + 1]
-        return float(table)

@@ -54,6 +54,7 @@ NOT_RUN = {
     "needs a server elsewhere": "a GPU server of the reader's, a Dask cluster",
     "starts Triton": "its first start downloads 250 MB or more; tests marked triton start it",
     "starts vLLM": "its first start downloads 500 MB or more; tests marked vllm start it",
+    "starts SGLang": "its first start downloads 500 MB or more",
     "runs for minutes": "benchmarks and the table of evidence; other tests run their parts",
     "needs root, docker, a cluster or a proxy": "tests/test_deploy.py checks the files they name",
 }

@@ -41,10 +41,11 @@ class Shares(NamedTuple):
 
 
 WHOLE = Shares(1.0, 1.0)
-SHARES = {"dense": Shares(0.8, 0.5), "moe": Shares(0.5, 0.5)}
-"""By kind of model, what predicted servers left out of the fit best, in either half of the groups. What dense servers
-add to an iteration, others add too; where kernels are nearly right, or off in ways of their own, all of it is too much.
-"""
+HALF = Shares(0.5, 0.5)
+SHARES = {("trtllm", "dense"): Shares(0.8, 0.5)}
+"""By engine and kind of model, what predicted servers left out of the fit best, in either half of the groups; HALF for
+all others. Where kernels are nearly right, all of a correction is too much. vLLM's dense servers would hardly gain, and
+newer ones than the sample's, on an H200, are predicted better with half."""
 FARTHEST = 3.0
 """Most that the sum of the effects of one kind may be, either way."""
 
@@ -152,7 +153,12 @@ def corrected(law: StepLaw, server: Server) -> tuple[StepLaw, float]:
     True
     """
     known = silicon()
-    return with_effects(law, known.effect(server), SHARES[server.kind]), known.sigma(server)
+    return with_effects(law, known.effect(server), shares_of(server)), known.sigma(server)
+
+
+def shares_of(server: Server) -> Shares:
+    """How much of the corrections of a server is applied."""
+    return SHARES.get((server.engine, server.kind), HALF)
 
 
 def with_effects(law: StepLaw, effect: Floats, shares: Shares = WHOLE) -> StepLaw:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sizing.catalog import Layout
 from sizing.engine import COEFFICIENTS, StepLaw
 from sizing.estimate import day_zero, estimate
-from sizing.estimate.silicon import EFFECTS, SHARES, WHOLE, Server, Shares, Silicon, corrected, silicon, with_effects
+from sizing.estimate.silicon import EFFECTS, HALF, WHOLE, Server, Shares, Silicon, corrected, silicon, with_effects
 from sizing.points import Point
 from sizing.workload import Lengths
 from validation.evidence import silicon_fit
@@ -55,7 +55,7 @@ def test_a_server_of_no_known_class_has_the_prior_mean() -> None:
     assert known.effect(stranger).tolist() == list(known.effects["all"][""])
     law, _ = corrected(LAW, replace(stranger, kind="dense"))
     expected = np.add(known.effects["all"][""], known.effects["kind"]["dense"])
-    assert law == with_effects(LAW, expected, SHARES["dense"])
+    assert law == with_effects(LAW, expected, HALF)
 
 
 @given(effects, st.floats(0, 1), st.floats(0, 1))
@@ -130,7 +130,7 @@ def _rows(truth: dict[str, np.ndarray], of_b: np.ndarray | float = 0.0) -> list[
 def test_effects_put_in_are_found_where_groups_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two engines that differ: errors of servers left out are half of those of bare kernels, or less, by the whole of
     the correction."""
-    monkeypatch.setattr(silicon_fit, "SHARES", {"dense": WHOLE})
+    monkeypatch.setattr(silicon_fit, "shares_of", lambda server: WHOLE)
     slow, fast = np.array([0.3, 0.4, 0.0, 0.1, 0.2, 0.3]), np.array([-0.2, -0.3, 0.0, 0.0, 0.0, 0.0])
     rows = _rows({"vllm": slow, "trtllm": fast})
     study = Study(rows)
@@ -146,7 +146,7 @@ def test_effects_put_in_are_found_where_groups_are_left_out(monkeypatch: pytest.
 
 def test_what_a_model_has_shown_on_one_gpu_counts_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of one model are a third too fast: ITL errs by a third less where it is left out on one GPU, not both."""
-    monkeypatch.setattr(silicon_fit, "SHARES", {"dense": WHOLE})
+    monkeypatch.setattr(silicon_fit, "shares_of", lambda server: WHOLE)
     nothing = np.array([0.0, 0.0, -1.0, 0.0, 0.0, 0.0])
     study = Study(_rows({"vllm": nothing, "trtllm": nothing}, of_b=np.array([0.4, 0.0, 0.0, 0.0, 0.0, 0.0])))
     own = [row.server.model == "b" for row in study.rows]

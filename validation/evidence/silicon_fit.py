@@ -29,7 +29,7 @@ from sizing.catalog import Layout
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
-from sizing.estimate.silicon import EFFECTS, FARTHEST, SHARES, SILICON, WHOLE, Server, Shares, Silicon, with_effects
+from sizing.estimate.silicon import EFFECTS, FARTHEST, SILICON, WHOLE, Server, Silicon, shares_of, with_effects
 from sizing.estimate.timed import time_engine
 from sizing.fitting.levels import concurrency, point_runs
 from sizing.numbers import Floats
@@ -213,9 +213,9 @@ class Study:
             weights = trust * np.sqrt((FREEDOM + 1) / (FREEDOM + off**2))
         return np.asarray(found.reshape(self.sigmas.shape) * self.sigmas)
 
-    def predicted(self, effects: Floats, shares: Mapping[str, Shares] | None = None) -> Floats:
-        """ln of METRICS of the rows with these effects, or with `shares` of them by kind of model, shape (rows, 3)."""
-        of_rows = [shares[row.server.kind] if shares else WHOLE for row in self.rows]
+    def predicted(self, effects: Floats, whole: bool = True) -> Floats:
+        """ln of METRICS of the rows with these effects, or with as much of them as is applied, shape (rows, 3)."""
+        of_rows = [WHOLE if whole else shares_of(row.server) for row in self.rows]
         laws = [with_effects(row.law, *each) for row, *each in zip(self.rows, effects, of_rows, strict=True)]
         return predicted(laws, [row.kv_tokens for row in self.rows], [row.point for row in self.rows])
 
@@ -234,7 +234,7 @@ class Study:
             out = groups == group
             effects[out] = self.design[out] @ self.fit(~out)
         effects = np.clip(effects, -FARTHEST, FARTHEST)
-        return self.predicted(effects, SHARES) - self.measured
+        return self.predicted(effects, whole=False) - self.measured
 
     def kinds(self) -> NDArray[np.str_]:
         """The class of each row's spread (Server.group), shape (rows,)."""

@@ -96,3 +96,15 @@ def test_the_options_say_what_the_settings_say() -> None:
     assert (told["--chunked-prefill-size"], told["--port"]) == ("4096", "8123")
     whole = Settings(chunked_prefill=False, token_budget=4096, kv_tokens=65_536)
     assert options(whole, Path("model"))["--chunked-prefill-size"] == "-1"
+
+
+@timed
+def test_the_process_that_computes_moves_to_the_engines_core_once(pace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[set[int]] = []
+    monkeypatch.setenv("ENGINE_CORES", "3")
+    monkeypatch.setattr("os.sched_setaffinity", lambda process, cores: moved.append(set(cores)))
+    forward = pace.keep(lambda runner, batch: "logits")
+    assert not moved, "the server is made in the same file, and stays where it was started"
+    forward("runner", batch([]))
+    forward("runner", batch([]))
+    assert moved == [{3}]

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -16,12 +16,12 @@ from click.core import ParameterSource
 from calibration.errors import ServerError
 from lab.built import look_through, refuse_what_it_says_itself
 from lab.life import Server
+from lab.pace import FORM, SMALLEST, Pace
 from lab.reference.server import ReferenceServer
 from lab.reference.settings import BATCHINGS, DEVICES, POLICIES, Settings
 from lab.sglang.server import SglangServer
 from lab.tritonserver import TritonServer
 from lab.vllm.behind_triton import MODEL_BEHIND_TRITON, VllmBehindTriton
-from lab.vllm.pace import FORM, SMALLEST, Pace
 from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import BehindTriton
 from lab.vllm.settings import Settings as VllmSettings
@@ -31,7 +31,7 @@ ServerOf = TypeVar("ServerOf", bound=Server)
 
 WATCH_S = 0.5
 DEFAULTS = Settings()
-ONLY_VLLM = ("experts", "pace", "chunked_prefill", "look_ahead")
+NOT_TRITONS = ("experts", "pace", "chunked_prefill", "look_ahead")
 """Settings that the reference server lacks."""
 
 EPILOG = """\b
@@ -148,14 +148,14 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     if engine == "sglang":
-        _refuse_for_sglang(context, options["pace"])
+        _refuse_others(context, set(context.params) - {"behind", "look_ahead", "experts"}, "vllm")
     if engine != "triton":
         kind = VllmSettings if behind is None else BehindTriton
         names = [field.name for field in fields(kind)]
         _refuse_others(context, {"engine", "behind", *names}, "triton")
         if options["pace"]:
             options |= {name: size for name, size in SMALLEST.items() if not _was_given(context, name)}
-            options["pace"] = replace(Pace.parse(options["pace"]), engine=engine)
+            options["pace"] = Pace.parse(options["pace"])
         settings = kind(**{name: options[name] for name in names})
         if isinstance(settings, BehindTriton):
             _wait(VllmBehindTriton(settings), lambda server: f"{_ports(server)} model={MODEL_BEHIND_TRITON}")
@@ -163,22 +163,13 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
             server = VllmServer(settings) if engine == "vllm" else SglangServer(settings)
             _wait(server, lambda server: f"url={server.url} model={MODEL} metrics={server.metrics_url}")
         return
-    _refuse_others(context, set(context.params) - {*ONLY_VLLM, "behind"}, "vllm")
+    _refuse_others(context, set(context.params) - {*NOT_TRITONS, "behind"}, "vllm")
     if repository is not None:
         refuse_what_it_says_itself(context)
         look_through(repository)
-    for name in ONLY_VLLM:
+    for name in NOT_TRITONS:
         del options[name]
     _wait(ReferenceServer(Settings(**options), repository=repository), _ports)
-
-
-def _refuse_for_sglang(context: click.Context, pace: str | None) -> None:
-    """ServerError for what SGLang cannot do here. Its CPU kernels are not packaged, so its own pace says nothing."""
-    if not pace:
-        raise ServerError(f"--engine sglang needs the pace of a GPU: --pace {FORM}")
-    for name in ("behind", "look_ahead", "experts"):
-        if _was_given(context, name):
-            raise ServerError(f"--{name.replace('_', '-')} is for --engine vllm: leave it out, or give that engine")
 
 
 def _ports(server: TritonServer[Any]) -> str:

@@ -4,7 +4,7 @@ python -m validation.measure_vllm                       # all servers that the t
 python -m validation.measure_vllm --only dense --only mixture
 python -m validation.measure_vllm --only sessions       # a prefix cache of three sizes, 28 minutes
 
-A server of its own for each configuration, at the pace of the CPU or of GPUs (`lab.vllm.pace`). Its closed loops and
+A server of its own for each configuration, at the pace of the CPU or of GPUs (`lab.pace`). Its closed loops and
 its random arrivals take turns (closed, Poisson, closed again, Poisson, ...), so that a machine that drifts shows in the
 levels that were measured twice and not in the errors of the law. Nothing else may run meanwhile. A mix goes into the
 table when all of it is measured; an interrupted one is measured anew.
@@ -33,8 +33,8 @@ from calibration.progress import Bar
 from calibration.run import run
 from calibration.store import Store
 from calibration.store.records_file import decoded_about, read_log
+from lab.pace import SMALLEST, Pace
 from lab.sglang.server import SglangServer
-from lab.vllm.pace import SMALLEST, Pace
 from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import Settings
 from sizing.points import Point, read_points, write_points
@@ -120,7 +120,7 @@ CONFIGURATIONS = (
     replace(paced(", few slots", DENSE, (Mix(512, 64),), max_batch_size=8), slots_told=False),
     paced(", look-ahead", DENSE, (Mix(512, 64), Mix(1500, 24)), look_ahead=True),
     replace(
-        paced("", replace(DENSE, engine="sglang"), LENGTHS, 30.0, token_budget=4096, max_batch_size=64, kv_reuse=True),
+        paced("", DENSE, LENGTHS, 30.0, token_budget=4096, max_batch_size=64, kv_reuse=True),
         name="SGLang at the pace of 2 H100",
         table="sglang-paced.csv",
         slots_told=False,

@@ -1,14 +1,13 @@
 """SGLang's OpenAI server with steps as long as a GPU's, run as a program in SGLang's environment with its options.
 
 Scheduler, KV cache, radix cache, sampling, servers and metrics are SGLang's own, and a small model is computed in each
-step; what remains of the step's time is slept. PACE names the JSON file that `lab.vllm.pace` wrote. SGLang starts its
+step; what remains of the step's time is slept. PACE names the JSON file that `lab.pace` wrote. SGLang starts its
 scheduler in a process that runs this file again, so both see the same modules.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
 import time
@@ -18,20 +17,23 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
-import numpy as np
-from grid import Grid
+from step_times import StepTimes
 
 FOR_GPUS = ("sgl_kernel", "torchvision", "torchaudio", "timm")
 """Packages that SGLang imports and never needs for a text model on a CPU."""
 
 
-class Nothing(type):
-    """The class of what an absent package defines: anything can be read from it, and as a decorator it does nothing."""
+def _nothing(of: object, name: str) -> Any:
+    """What reading `name` of something absent gives: a class from which more can be read."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Nothing(name, (), {})
 
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Nothing(name, (), {})
+
+class Nothing(type):
+    """The class of what an absent package defines; as a decorator it does nothing."""
+
+    __getattr__ = _nothing
 
     def __call__(cls, *given: Any, **named: Any) -> Any:
         if len(given) == 1 and callable(given[0]) and not named:
@@ -43,11 +45,7 @@ class Absent(ModuleType):
     """A package that is not there."""
 
     __version__ = "0"
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Nothing(name, (), {})
+    __getattr__ = _nothing
 
 
 class Absences(MetaPathFinder, Loader):
@@ -75,45 +73,35 @@ def _is_only_asked() -> bool:
     return False
 
 
-class Pace:
-    """How long steps last, by the tables in the file PACE."""
+def step_s(times: StepTimes, batch: Any) -> float:
+    """Seconds that the GPU would take for a ForwardBatch of SGLang: prompts or decoding sequences, never both."""
+    contexts = batch.seq_lens.tolist()
+    if batch.forward_mode.is_decode() or not contexts:
+        return float(times.decode_s(contexts))
+    return float(times.mixed_s(sum(batch.extend_seq_lens_cpu), 0, contexts))
 
-    def __init__(self) -> None:
-        with open(os.environ["PACE"], encoding="utf-8") as file:
-            tables = json.load(file)
-        self._decode, self._mixed = (Grid(**tables[name]) for name in ("decode", "mixed"))
 
-    def step_s(self, batch: Any) -> float:
-        """Seconds that the GPU would take for a ForwardBatch of SGLang: prompts or decoding sequences, never both."""
-        contexts = batch.seq_lens.tolist()
-        if not contexts:
-            return 0.0
-        if batch.forward_mode.is_decode():
-            return float(self._decode.at(len(contexts), float(np.mean(contexts))))
-        return float(self._mixed.at(float(sum(batch.extend_seq_lens_cpu)), 0.0, float(np.mean(contexts))))
+def paced(forward: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:
+    """The forward pass of a model runner, which returns no sooner than the GPU would."""
+    cores = {int(core) for core in os.environ.get("ENGINE_CORES", "").split(",") if core}
 
-    def keep(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The forward pass of a model runner, which returns no sooner than the GPU would."""
+    def at_its_pace(runner: Any, batch: Any, *given: Any, **named: Any) -> Any:
+        if cores:  # the process that computes has them for itself; those of the server were started on the others
+            os.sched_setaffinity(0, cores)
+            cores.clear()
+        until_s = time.perf_counter() + step_s(times, batch)
+        found = forward(runner, batch, *given, **named)
+        time.sleep(max(0.0, until_s - time.perf_counter()))
+        return found
 
-        cores = {int(core) for core in os.environ.get("ENGINE_CORES", "").split(",") if core}
-
-        def paced(runner: Any, batch: Any, *given: Any, **named: Any) -> Any:
-            if cores:  # the process that computes has them for itself; those of the server were started on the others
-                os.sched_setaffinity(0, cores)
-                cores.clear()
-            until_s = time.perf_counter() + self.step_s(batch)
-            found = forward(runner, batch, *given, **named)
-            time.sleep(max(0.0, until_s - time.perf_counter()))
-            return found
-
-        return paced
+    return at_its_pace
 
 
 if __name__ in ("__main__", "__mp_main__"):
     sys.meta_path.append(Absences())
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    ModelRunner.forward = Pace().keep(ModelRunner.forward)
+    ModelRunner.forward = paced(ModelRunner.forward, StepTimes())
 
 if __name__ == "__main__":
     from sglang.launch_server import run_server

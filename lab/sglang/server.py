@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from calibration.errors import ServerError
 from calibration.load import system
 from lab.environment import Recipe
 from lab.life import HOST
+from lab.pace import FORM
 from lab.vllm.server import MODEL, VllmServer, check_torch, variables
 from lab.vllm.settings import Settings
 
@@ -22,34 +27,33 @@ RECIPE = Recipe(
 
 
 class SglangServer(VllmServer):
-    """A running SGLang as a context manager, ready when its model is loaded; its settings need a pace.
+    """A running SGLang as a context manager, ready when its model is loaded.
 
     Raises:
-        ServerError: as VllmServer.
+        ServerError: at once, where the settings have no pace: SGLang's kernels for CPUs are not packaged, so its own
+            says nothing; on entering, as VllmServer.
     """
 
     recipe = RECIPE
     program = Path(__file__).with_name("paced_server.py")
     kept_free = 1
 
+    def __init__(self, settings: Settings, console: Console | None = None) -> None:
+        if settings.pace is None:
+            raise ServerError(f"SGLang needs the pace of a GPU here: --pace {FORM}")
+        super().__init__(replace(settings, pace=replace(settings.pace, engine="sglang")), console)
+
     def _options(self) -> list[str]:
-        named = options(self.settings, self.tokenizer)
-        switches = ["--enable-metrics", "--disable-overlap-schedule"]  # the overlap takes the streams of a GPU
-        if not self.settings.kv_reuse:
-            switches.append("--disable-radix-cache")
-        return [word for pair in named.items() for word in pair] + switches
+        return flags(self.settings, self.tokenizer)
 
     def _variables(self) -> dict[str, str]:
-        engine = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "ENGINE_CORES": self._engine_cores}
+        cores = system.written(system.of_engine(self.kept_free))
+        engine = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "ENGINE_CORES": cores}
         return variables(self.settings, self.work) | engine
 
-    @property
-    def _engine_cores(self) -> str:
-        return system.written(system.of_engine(self.kept_free))
 
-
-def options(settings: Settings, model: Path) -> dict[str, str]:
-    """The options of SGLang's server that have a value."""
+def flags(settings: Settings, model: Path) -> list[str]:
+    """The options of SGLang's OpenAI server."""
     told: dict[str, Any] = {
         "model-path": model,
         "load-format": "dummy",
@@ -66,4 +70,7 @@ def options(settings: Settings, model: Path) -> dict[str, str]:
         "host": HOST,
         "port": settings.http_port,
     }
-    return {f"--{name}": str(value) for name, value in told.items()}
+    switches = ["--enable-metrics", "--disable-overlap-schedule"]  # the overlap takes the streams of a GPU
+    if not settings.kv_reuse:
+        switches.append("--disable-radix-cache")
+    return [word for name, value in told.items() for word in (f"--{name}", str(value))] + switches

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from calibration.errors import ServerError
+from lab.pace import Pace
 from lab.reference.settings import SPECIAL_TOKENS, check_ports
-from lab.vllm.pace import Pace
 
 KV_BLOCK_TOKENS = 32
 """vLLM's attention on CPUs needs blocks of a multiple of this size."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from calibration.errors import ServerError
-from lab.vllm.pace import Pace
+from lab.pace import Pace
 from lab.vllm.server import PACED, arguments
 from lab.vllm.settings import Settings
 from sizing import catalog
@@ -107,6 +107,13 @@ def test_a_request_takes_the_kernels_time_from_its_prompt_to_its_last_token(work
     assert worker.step_s(both) == pytest.approx(engine.decode_s(2, 513), rel=0.02)
 
 
+def test_what_decodes_beside_a_prompt_counts(worker_of: Any) -> None:
+    engine = kernels.open_engine(catalog.model(PACE.model), "h100_sxm", "vllm", Layout(2), "bf16")
+    times = worker_of.__init__.__globals__["StepTimes"]()
+    assert times.mixed_s(256, 64, [512]) == pytest.approx(engine.mixed_s(256, 64, 512))
+    assert times.mixed_s(256, 64, [512]) > 1.02 * times.mixed_s(256, 0, [512])
+
+
 def test_a_cached_prefix_is_not_computed(worker: Any) -> None:
     cached = worker.step_s(Step({"a": 128}, [New("a", [7] * 512, num_computed_tokens=384)]))
     assert cached < worker.step_s(Step({"b": 512}, [New("b", [7] * 512)]))
@@ -188,9 +195,7 @@ def test_a_pace_that_nobody_knows_is_refused_in_a_line(text: str, said: str, tmp
 @pytest.mark.long
 def test_a_pace_finds_the_timings_by_itself(tmp_path: Path) -> None:
     """In a process of its own: here the check above has already put them on the path."""
-    code = (
-        "import sys, pathlib; from lab.vllm.pace import Pace; Pace.parse(sys.argv[1]).write(pathlib.Path(sys.argv[2]))"
-    )
+    code = "import sys, pathlib; from lab.pace import Pace; Pace.parse(sys.argv[1]).write(pathlib.Path(sys.argv[2]))"
     written = tmp_path / "steps.json"
     subprocess.run([sys.executable, "-c", code, "Qwen/Qwen3-32B,h100_sxm,2,bf16", written], check=True)
     assert json.loads(written.read_text())["decode"]

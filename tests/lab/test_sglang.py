@@ -7,14 +7,16 @@ import importlib.util
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lab.sglang.server import SglangServer, options
-from lab.vllm.pace import SMALLEST, Pace
+from lab.life import on_other_cores
+from lab.pace import SMALLEST, Pace
+from lab.sglang.server import SglangServer, flags
 from lab.vllm.server import PACED
 from lab.vllm.settings import Settings
 from sizing import catalog
@@ -66,44 +68,63 @@ def batch(contexts: list[int], prompts: list[int] | None = None) -> SimpleNamesp
 
 
 @pytest.fixture
-def pace(program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def times(program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     PACE.write(tmp_path / "pace.json")
     monkeypatch.setenv("PACE", str(tmp_path / "pace.json"))
-    return program.Pace()
+    return program.StepTimes()
 
 
 @timed
-def test_steps_last_as_long_as_the_engines_kernels(pace: Any) -> None:
+def test_steps_last_as_long_as_the_engines_kernels(program: ModuleType, times: Any) -> None:
     engine = kernels.open_engine(catalog.model(PACE.model), "h100_sxm", "sglang", Layout(2), "bf16")
-    assert pace.step_s(batch([512, 512])) == pytest.approx(engine.decode_s(2, 512))
-    assert pace.step_s(batch([512, 512], [256, 256])) == pytest.approx(engine.mixed_s(512, 0, 512))
-    cached = pace.step_s(batch([512], [128]))
+    assert program.step_s(times, batch([512, 512])) == pytest.approx(engine.decode_s(2, 512))
+    assert program.step_s(times, batch([512, 512], [256, 256])) == pytest.approx(engine.mixed_s(512, 0, 512))
+    cached = program.step_s(times, batch([512], [128]))
     assert cached == pytest.approx(engine.mixed_s(128, 0, 512)), "what the radix cache holds is not computed"
-    assert pace.step_s(batch([])) == 0.0
+    assert program.step_s(times, batch([])) == 0.0
 
 
 @timed
-def test_no_step_is_shorter_than_the_gpus(pace: Any) -> None:
+def test_no_step_is_shorter_than_the_gpus(program: ModuleType, times: Any) -> None:
     step = batch([512], [512])
     begun_s = time.perf_counter()
-    assert pace.keep(lambda runner, batch: "logits")("runner", step) == "logits"
-    assert time.perf_counter() - begun_s >= pace.step_s(step)
+    assert program.paced(lambda runner, batch: "logits", times)("runner", step) == "logits"
+    assert time.perf_counter() - begun_s >= program.step_s(times, step)
+
+
+def test_the_step_times_are_sglangs_whatever_the_pace_says() -> None:
+    server = SglangServer(replace(SETTINGS, pace=replace(PACE, engine="vllm")))
+    assert server.settings.pace == PACE
 
 
 def test_the_options_say_what_the_settings_say() -> None:
-    told = options(SETTINGS, Path("model"))
-    assert (told["--max-running-requests"], told["--max-total-tokens"]) == ("64", "65536")
-    assert (told["--chunked-prefill-size"], told["--port"]) == ("4096", "8123")
-    whole = Settings(chunked_prefill=False, token_budget=4096, kv_tokens=65_536)
-    assert options(whole, Path("model"))["--chunked-prefill-size"] == "-1"
+    said = " ".join(flags(SETTINGS, Path("model")))
+    for option in ("max-running-requests 64", "max-total-tokens 65536", "chunked-prefill-size 4096", "port 8123"):
+        assert f"--{option}" in said
+    assert "--disable-radix-cache" in said
+    assert "--disable-radix-cache" not in flags(replace(SETTINGS, kv_reuse=True), Path("model"))
+    whole = flags(replace(SETTINGS, chunked_prefill=False), Path("model"))
+    assert "--chunked-prefill-size -1" in " ".join(whole)
+
+
+def test_the_engine_has_the_last_core_and_the_server_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("calibration.load.system.usable", lambda: {0, 1, 2})
+    server = SglangServer(SETTINGS)
+    monkeypatch.setattr(server, "_work", tmp_path)
+    assert server._variables()["ENGINE_CORES"] == "2"
+    assert on_other_cores(server.kept_free, "program")[2] == "0,1"
 
 
 @timed
-def test_the_process_that_computes_moves_to_the_engines_core_once(pace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_that_computes_moves_to_the_engines_core_once(
+    program: ModuleType, times: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moved: list[set[int]] = []
     monkeypatch.setenv("ENGINE_CORES", "3")
     monkeypatch.setattr("os.sched_setaffinity", lambda process, cores: moved.append(set(cores)))
-    forward = pace.keep(lambda runner, batch: "logits")
+    forward = program.paced(lambda runner, batch: "logits", times)
     assert not moved, "the server is made in the same file, and stays where it was started"
     forward("runner", batch([]))
     forward("runner", batch([]))

@@ -184,7 +184,7 @@ def test_nothing_is_left_of_a_server_that_ended(server: VllmServer) -> None:
         (("--engine", "vllm", "--token-budget", "8"), "token_budget must be at least max_batch_size"),
         (("--look-ahead",), "--look-ahead is for --engine vllm"),
         (("--engine", "vllm", "--look-ahead"), "look_ahead takes the pace of a GPU"),
-        (("--engine", "sglang"), "--engine sglang needs the pace of a GPU: --pace MODEL,GPU,TP,PRECISION"),
+        (("--engine", "sglang"), "SGLang needs the pace of a GPU here: --pace MODEL,GPU,TP,PRECISION"),
         (("--engine", "sglang", "--pace", PACE, "--experts", "4"), "--experts is for --engine vllm"),
         (
             ("--engine", "vllm", "--behind", "triton", "--look-ahead", "--pace", PACE),

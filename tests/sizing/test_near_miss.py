@@ -12,9 +12,17 @@ from sizing.analyses.daily import gpus_by_hour
 from sizing.analyses.existing import best_first, largest_rate
 from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.sharing import Share, Terms, alone
-from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, SlaMissed, capacity_band, first_capacity_per_s, load_response
+from sizing.edge import (
+    BY_FORMULA,
+    BY_SIMULATION,
+    NEAR,
+    SlaMissed,
+    capacity_band,
+    first_capacity_per_s,
+    load_response,
+)
 from sizing.engine import Replica
-from sizing.plans import Fleet, Rejection
+from sizing.plans import Fleet, NoFeasiblePlan, Rejection
 from sizing.question import Question, Setting
 from sizing.queueing import stable_rate_per_s
 from sizing.simulator import Simulated
@@ -98,6 +106,15 @@ def test_a_far_miss_is_not_simulated(asked: Question) -> None:
     with pytest.raises(SlaMissed) as missed:
         first_capacity_per_s(candidate().replica, replace(asked.setting(1), sla=far))
     assert not missed.value.near
+
+
+@pytest.mark.parametrize(("share", "by"), [(0.93, "simulation"), (0.5, "formula")])
+def test_a_reason_says_what_found_it(asked: Question, share: float, by: str) -> None:
+    """A limit up to a tenth below what the formula says of an idle replica is looked at by simulation."""
+    idle_s = load_response(candidate().replica, asked.setting(1)).idle.itl.p95_s
+    with pytest.raises(NoFeasiblePlan) as raised:
+        planner.plan(replace(asked, sla=Sla(Limit("itl", 95, share * idle_s))), [candidate()])
+    assert f" by {by}, the limit is" in raised.value.rejected[0].why
 
 
 def test_the_band_of_a_fitted_law_stays_finite(asked: Question) -> None:

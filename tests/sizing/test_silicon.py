@@ -65,6 +65,24 @@ def test_a_share_lies_between_kernels_and_the_whole(effect: np.ndarray, steps: f
         assert min(kernels_s, whole_s) * (1 - 1e-9) <= part_s <= max(kernels_s, whole_s) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("engine", "kind", "larger"), [("trtllm", "dense", True), ("trtllm", "moe", False), ("vllm", "dense", False)]
+)
+def test_a_larger_share_of_steps_is_for_dense_servers_of_tensorrt_llm(engine: str, kind: str, larger: bool) -> None:
+    """Of prompts and requests all take half."""
+    server = replace(SEEN, engine=engine, kind=kind)
+    law, whole = corrected(LAW, server)[0], with_effects(LAW, silicon().effect(server))
+
+    def share(name: str) -> float:
+        kernels_s = getattr(LAW, name)
+        return float((getattr(law, name) - kernels_s) / (getattr(whole, name) - kernels_s))
+
+    for name in ("weights_s", "overhead_s", "sequence_s", "kv_token_s"):
+        assert share(name) > 0.6 if larger else share(name) == pytest.approx(0.5)
+    for name in ("token_s", "attention_s", "prefill_s", "request_s"):
+        assert share(name) == pytest.approx(0.5)
+
+
 @given(st.sampled_from(("vllm", "trtllm", "sglang")), st.sampled_from(("dense", "moe")), st.sampled_from(METRICS))
 def test_less_known_is_never_surer(engine: str, kind: str, metric: str) -> None:
     known, server = silicon(), replace(SEEN, engine=engine, kind=kind)
@@ -142,6 +160,15 @@ def test_effects_put_in_are_found_where_groups_are_left_out(monkeypatch: pytest.
     assert isinstance(found, Silicon)
     one, other = (found.effect(Server(engine, "h100_sxm", "fp8", "dense"))[0] for engine in ("vllm", "trtllm"))
     assert one - other == pytest.approx(0.5, abs=0.15)
+
+
+def test_the_spread_is_that_of_the_share_that_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing of a correction is, what is left is the error of bare kernels with a host that takes no time."""
+    monkeypatch.setattr(silicon_fit, "shares_of", lambda server: Shares(0.0, 0.0))
+    rows = _rows({"vllm": np.array([0.3, 0.4, 0.0, 0.1, 0.2, 0.3])})
+    study = Study(rows, steps=1)
+    bare = predicted([row.law for row in rows], [row.kv_tokens for row in rows], [row.point for row in rows])
+    assert study.off["both"] == pytest.approx(bare - study.measured)
 
 
 def test_what_a_model_has_shown_on_one_gpu_counts_on_another(monkeypatch: pytest.MonkeyPatch) -> None:

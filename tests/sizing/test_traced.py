@@ -148,6 +148,15 @@ def test_a_limit_that_no_fleet_meets() -> None:
     with pytest.raises(NoFeasiblePlan) as raised:
         plan_trace(question, trace, [candidate()])
     assert raised.value.rejected[0].kind == "sla"
+    assert " by formula, the limit is 1 ms" in raised.value.rejected[0].why
+
+
+def test_a_fleet_whose_replay_misses_is_refused_by_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sizing.analyses.traced.smallest", lambda meets, start: None)
+    trace = traffic(4, 10.0, 0.1)
+    with pytest.raises(NoFeasiblePlan) as raised:
+        plan_trace(asked(trace), trace, [candidate()])
+    assert " ms by simulation, the limit is" in raised.value.rejected[0].why
 
 
 def test_a_request_longer_than_the_cache_leaves_a_candidate_out() -> None:

@@ -24,6 +24,7 @@ from validation.evidence.measured_vllm import (
     BANDED,
     FIGURES,
     ON_GPU,
+    SGLANG,
     TABLES,
     Drawn,
     answer,
@@ -179,16 +180,23 @@ def test_a_percentile_of_too_few_requests_is_left_out_and_the_others_count(table
 
 
 @pytest.mark.long
-def test_what_was_measured_of_a_real_vllm_fits() -> None:
+def test_what_was_measured_of_real_engines_fits() -> None:
     """The law is known to some per cent at its own levels, or says that it is not."""
     found = [case for case in cases(Setup()) if case.levels == "all"]
-    assert {point.engine for data in TABLES for point in measured(data)} == {"vllm"}
+    assert {point.engine for data in TABLES for point in measured(data)} == {"vllm", "sglang"}
     for case in found:
         fitted = fit(case.closed)
         off = np.abs([error.itl_error for error in fitted.errors])
         print(f"{case.server}: ITL off by {np.median(off):.1%} in the median of its {len(off)} levels")
         assert np.median(off) < 0.1 or "poor_fit" in {caution.kind for caution in fitted.warnings}
         assert fitted.covers(case.closed[0].lengths, max(point.load_value for point in case.closed))
+
+
+def test_an_engine_that_computes_prompts_first_is_found_to_do_so() -> None:
+    """SGLang does, and nothing in its points says it; of each mix alone, and of both together."""
+    (server,) = of_table(SGLANG, measured(SGLANG))
+    for case in (server, *mixes_of(server)):
+        assert fit(case.closed).batching.policy == "prefill_first"
 
 
 def test_of_a_mix_alone_the_first_measurement_of_four_levels_is_fitted() -> None:

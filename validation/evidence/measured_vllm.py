@@ -53,7 +53,7 @@ TABLES = {
     SGLANG: (Path(__file__).with_name("sglang-paced.csv"),),
 }
 GPU, REQUESTS = resource("data/gpu"), "requests.csv.gz"
-ARRIVALS = Path(__file__).with_name("vllm-arrivals.csv")
+ARRIVALS = Path(__file__).with_name("arrivals.csv")
 FEWEST_ROUNDS = {ON_GPU: 1}
 """Good rounds that a rate needs to count; of other tables two, which tell how far they lie apart."""
 FITTED = {

@@ -2,19 +2,16 @@
 
 Run by vLLM in its own environment (``--worker-cls paced_worker.PacedWorker``). Scheduler, KV cache, sampling and
 servers are vLLM's own, and a small model is computed in each step; what remains of the step's time is slept. PACE names
-the JSON file that `lab.vllm.pace` wrote. With asynchronous scheduling the engine chooses the next step meanwhile, as it
+the JSON file that `lab.pace` wrote. With asynchronous scheduling the engine chooses the next step meanwhile, as it
 does beside a GPU, where a step queues behind the one before it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from typing import Any
 
-import numpy as np
-from grid import Grid
+from step_times import StepTimes
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -24,9 +21,7 @@ class PacedWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not in the enviro
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        with open(os.environ["PACE"], encoding="utf-8") as file:
-            tables = json.load(file)
-        self._decode, self._mixed = (Grid(**tables[name]) for name in ("decode", "mixed"))
+        self._times = StepTimes()
         self._prompt_tokens: dict[str, int] = {}
         self._until_s = 0.0
         self._ahead = self.scheduler_config.async_scheduling
@@ -67,8 +62,8 @@ class PacedWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not in the enviro
         for name in step.finished_req_ids:
             self._prompt_tokens.pop(name, None)
         if prompts:
-            return float(self._mixed.at(prompt_tokens, len(decodes), float(np.mean(prompts))))
-        return float(self._decode.at(len(decodes), float(np.mean(decodes)))) if decodes else 0.0
+            return float(self._times.mixed_s(prompt_tokens, len(decodes), prompts))
+        return float(self._times.decode_s(decodes))
 
 
 class Awaited(AsyncModelRunnerOutput):  # type: ignore[misc]

@@ -99,7 +99,7 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
     "--look-ahead/--no-look-ahead",
     default=False,
     show_default=True,
-    help="vLLM only, with --pace: choose each step while the one before it runs (asynchronous scheduling).",
+    help="Not of Triton, with --pace: choose each step while the one before it runs (asynchronous or overlapped).",
 )
 @_number("grpc_port", "Port of the gRPC service; 0: any free one.")
 @_number("http_port", "Port of the HTTP service; 0: any free one.")
@@ -148,7 +148,7 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     if engine == "sglang":
-        _refuse_others(context, set(context.params) - {"behind", "look_ahead", "experts"}, "vllm")
+        _refuse_others(context, set(context.params) - {"behind", "experts"}, "vllm")
     if engine != "triton":
         kind = VllmSettings if behind is None else BehindTriton
         names = [field.name for field in fields(kind)]

@@ -96,6 +96,7 @@ class Configuration:
 DENSE = Pace("Qwen/Qwen3-32B", "h100_sxm", 2, "bf16")
 MIXTURE = Pace("Qwen/Qwen3-235B-A22B", "h100_sxm", 8, "fp8")
 LENGTHS = (Mix(512, 64), Mix(1500, 24), Mix(64, 128))
+SHARED, SMALL = Mix(1500, 48, shared=1200), Mix(128, 256)
 
 
 def paced(name: str, pace: Pace, mixes: tuple[Mix, ...], open_s: float = 45.0, **limits: Any) -> Configuration:
@@ -107,25 +108,33 @@ def paced(name: str, pace: Pace, mixes: tuple[Mix, ...], open_s: float = 45.0, *
     )
 
 
+def sglang(name: str, pace: Pace, mixes: tuple[Mix, ...], **limits: Any) -> Configuration:
+    """The same of SGLang, with its radix cache."""
+    limits = {"token_budget": 4096, "max_batch_size": 64, "kv_reuse": True} | limits
+    served = paced(name, pace, mixes, 30.0, **limits)
+    return replace(
+        served, name=f"SGLang at the {served.name}", table="sglang-paced.csv", slots_told=False, engine=SglangServer
+    )
+
+
 CONFIGURATIONS = (
     Configuration("dense", "", SERVED, (CHAT, READING, WRITING)),
     Configuration("mixture", "", replace(SERVED, experts=8), (CHAT, READING, WRITING)),
     paced("", DENSE, LENGTHS, 60.0),
     paced("", MIXTURE, LENGTHS),
-    paced(", prefix cache", DENSE, (Mix(1500, 48, shared=1200),), kv_reuse=True),
-    paced(", small KV cache", DENSE, (Mix(128, 256),), kv_tokens=4096, max_sequence_tokens=2048),
+    paced(", prefix cache", DENSE, (SHARED,), kv_reuse=True),
+    paced(", small KV cache", DENSE, (SMALL,), kv_tokens=4096, max_sequence_tokens=2048),
     paced(", small chunks", DENSE, (Mix(1500, 24), Mix(512, 64)), token_budget=256),
     paced(", wide lengths", DENSE, (Mix(400, 80, cv=(1.0, 1.0)),)),
     paced(", whole prompts", DENSE, (Mix(600, 48),), chunked_prefill=False, max_sequence_tokens=2048),
     replace(paced(", few slots", DENSE, (Mix(512, 64),), max_batch_size=8), slots_told=False),
     paced(", look-ahead", DENSE, (Mix(512, 64), Mix(1500, 24)), look_ahead=True),
-    replace(
-        paced("", DENSE, LENGTHS, 30.0, token_budget=4096, max_batch_size=64, kv_reuse=True),
-        name="SGLang at the pace of 2 H100",
-        table="sglang-paced.csv",
-        slots_told=False,
-        engine=SglangServer,
-    ),
+    sglang("", DENSE, LENGTHS),
+    sglang(", small KV cache", DENSE, (SMALL,), kv_tokens=4096, max_sequence_tokens=2048),
+    sglang(", prefix cache", DENSE, (SHARED,)),
+    sglang("", MIXTURE, LENGTHS[:2]),
+    sglang(", small chunks", DENSE, LENGTHS[1:2], token_budget=512),
+    sglang(", overlapped", DENSE, LENGTHS[:2], look_ahead=True),
 )
 
 

@@ -1,8 +1,9 @@
 """SGLang's OpenAI server with steps as long as a GPU's, run as a program in SGLang's environment with its options.
 
 Scheduler, KV cache, radix cache, sampling, servers and metrics are SGLang's own, and a small model is computed in each
-step; what remains of the step's time is slept. PACE names the JSON file that `lab.pace` wrote. SGLang starts its
-scheduler in a process that runs this file again, so both see the same modules.
+step; what remains of the step's time is slept. PACE names the JSON file that `lab.pace` wrote. With overlapped
+scheduling SGLang goes on while a step lasts: the next one queues behind it, as in the stream of a GPU. SGLang starts
+its scheduler in a process that runs this file again, so both see the same modules.
 """
 
 from __future__ import annotations
@@ -81,17 +82,53 @@ def step_s(times: StepTimes, batch: Any) -> float:
     return float(times.mixed_s(sum(batch.extend_seq_lens_cpu), 0, contexts))
 
 
-def paced(forward: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:
-    """The forward pass of a model runner, which returns no sooner than the GPU would."""
+class Stream:
+    """A GPU's queue of steps, each of which starts when it is queued and the one before it has ended."""
+
+    def __init__(self) -> None:
+        self.free_s = 0.0
+
+    def queue(self, seconds: float) -> None:
+        """One more step."""
+        self.free_s = max(time.perf_counter(), self.free_s) + seconds
+
+    def event(self) -> Event:
+        """What torch.cpu.Event() gives instead of an event that is always past."""
+        return Event(self)
+
+
+class Event:
+    """A mark in a stream: it is past when all steps queued before it have ended."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._due_s = stream, 0.0
+
+    def record(self, stream: object = None) -> None:
+        """Set the mark here."""
+        self._due_s = self._stream.free_s
+
+    def query(self) -> bool:
+        """True if it is past."""
+        return time.perf_counter() >= self._due_s
+
+    def synchronize(self) -> None:
+        """Wait until it is past."""
+        time.sleep(max(0.0, self._due_s - time.perf_counter()))
+
+
+def paced(forward: Callable[..., Any], times: StepTimes, stream: Stream, *, overlapped: bool) -> Callable[..., Any]:
+    """The forward pass of a model runner, which returns no sooner than the GPU would, or at once if steps may overlap
+    with scheduling, which then waits for the event that it has recorded."""
     cores = {int(core) for core in os.environ.get("ENGINE_CORES", "").split(",") if core}
 
     def at_its_pace(runner: Any, batch: Any, *given: Any, **named: Any) -> Any:
         if cores:  # the process that computes has them for itself; those of the server were started on the others
             os.sched_setaffinity(0, cores)
             cores.clear()
-        until_s = time.perf_counter() + step_s(times, batch)
+        stream.queue(step_s(times, batch))
         found = forward(runner, batch, *given, **named)
-        time.sleep(max(0.0, until_s - time.perf_counter()))
+        if not overlapped:
+            time.sleep(max(0.0, stream.free_s - time.perf_counter()))
         return found
 
     return at_its_pace
@@ -99,9 +136,13 @@ def paced(forward: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:
 
 if __name__ in ("__main__", "__mp_main__"):
     sys.meta_path.append(Absences())
+    import torch.cpu
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    ModelRunner.forward = paced(ModelRunner.forward, StepTimes())
+    gpu = Stream()
+    torch.cpu.Event = gpu.event
+    overlapped = "--disable-overlap-schedule" not in sys.argv
+    ModelRunner.forward = paced(ModelRunner.forward, StepTimes(), gpu, overlapped=overlapped)
 
 if __name__ == "__main__":
     from sglang.launch_server import run_server

@@ -70,7 +70,9 @@ def flags(settings: Settings, model: Path) -> list[str]:
         "host": HOST,
         "port": settings.http_port,
     }
-    switches = ["--enable-metrics", "--disable-overlap-schedule"]  # the overlap takes the streams of a GPU
+    switches = ["--enable-metrics"]
+    if not settings.look_ahead:
+        switches.append("--disable-overlap-schedule")
     if not settings.kv_reuse:
         switches.append("--disable-radix-cache")
     return [word for name, value in told.items() for word in (f"--{name}", str(value))] + switches

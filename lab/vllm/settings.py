@@ -22,8 +22,8 @@ class Settings:
         max_sequence_tokens: longest prompt plus output (max_model_len); beyond it a request is refused.
         token_budget: most tokens in one step (max_num_batched_tokens); longer prompts are computed in chunks.
         chunked_prefill: False: a prompt starts when the budget holds all of it beside those that decode.
-        look_ahead: vLLM's asynchronous scheduling, its default beside GPUs: a step is chosen while the one before it
-            runs. It takes a pace: on a CPU there is nothing to run ahead of.
+        look_ahead: asynchronous scheduling of vLLM, overlapped scheduling of SGLang, the default of both beside GPUs: a
+            step is chosen while the one before it runs. It takes a pace: on a CPU there is nothing to run ahead of.
         kv_reuse: vLLM's prefix caching: full blocks of prompts stay for prompts that begin alike.
         hidden, layers, heads, kv_heads, vocab_size: the model; its weights are random, drawn from `seed`.
         experts: of each layer, of which a token takes two; 0: a dense model.

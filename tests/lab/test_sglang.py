@@ -87,9 +87,35 @@ def test_steps_last_as_long_as_the_engines_kernels(program: ModuleType, times: A
 @timed
 def test_no_step_is_shorter_than_the_gpus(program: ModuleType, times: Any) -> None:
     step = batch([512], [512])
+    forward = program.paced(lambda runner, batch: "logits", times, program.Stream(), overlapped=False)
     begun_s = time.perf_counter()
-    assert program.paced(lambda runner, batch: "logits", times)("runner", step) == "logits"
+    assert forward("runner", step) == "logits"
     assert time.perf_counter() - begun_s >= program.step_s(times, step)
+
+
+@timed
+def test_overlapped_steps_queue_one_behind_the_other(program: ModuleType, times: Any) -> None:
+    gpu, step = program.Stream(), batch([512], [512])
+    forward = program.paced(lambda runner, batch: "logits", times, gpu, overlapped=True)
+    begun_s, marks = time.perf_counter(), []
+    for _ in range(3):
+        forward("runner", step)
+        marks.append(gpu.event())
+        marks[-1].record()
+    assert not marks[0].query(), "the scheduler goes on meanwhile"
+    waited = []
+    for mark in marks:
+        mark.synchronize()
+        assert mark.query()
+        waited.append(time.perf_counter() - begun_s)
+    for steps, waited_s in enumerate(waited, 1):
+        assert waited_s >= steps * program.step_s(times, step)
+    forward("runner", step)
+    assert gpu.free_s >= begun_s + waited[-1] + program.step_s(times, step), "an idle GPU starts when it is asked"
+
+
+def test_a_mark_that_was_not_recorded_is_past(program: ModuleType) -> None:
+    assert program.Stream().event().query()
 
 
 def test_the_step_times_are_sglangs_whatever_the_pace_says() -> None:
@@ -102,6 +128,8 @@ def test_the_options_say_what_the_settings_say() -> None:
     for option in ("max-running-requests 64", "max-total-tokens 65536", "chunked-prefill-size 4096", "port 8123"):
         assert f"--{option}" in said
     assert "--disable-radix-cache" in said
+    assert "--disable-overlap-schedule" in said
+    assert "--disable-overlap-schedule" not in flags(replace(SETTINGS, look_ahead=True), Path("model"))
     assert "--disable-radix-cache" not in flags(replace(SETTINGS, kv_reuse=True), Path("model"))
     whole = flags(replace(SETTINGS, chunked_prefill=False), Path("model"))
     assert "--chunked-prefill-size -1" in " ".join(whole)
@@ -124,7 +152,7 @@ def test_the_process_that_computes_moves_to_the_engines_core_once(
     moved: list[set[int]] = []
     monkeypatch.setenv("ENGINE_CORES", "3")
     monkeypatch.setattr("os.sched_setaffinity", lambda process, cores: moved.append(set(cores)))
-    forward = program.paced(lambda runner, batch: "logits", times)
+    forward = program.paced(lambda runner, batch: "logits", times, program.Stream(), overlapped=False)
     assert not moved, "the server is made in the same file, and stays where it was started"
     forward("runner", batch([]))
     forward("runner", batch([]))

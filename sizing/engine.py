@@ -290,6 +290,7 @@ class Batching:
 LOOKS_AHEAD = {
     "vllm": ((0, 14), 1.0),  # asynchronous scheduling is the default since then (vllm-project/vllm#27614)
     "trtllm": ((1, 0), 1.0),  # PyTorch is the default backend since then, and its overlap scheduler is on
+    "sglang": ((0, 4), 1.0),  # its overlapped scheduling is on since then (lmsys.org/blog/2024-12-04-sglang-v0-4)
 }
 """First version, and the engine's own default of `lookahead_steps` from that version on."""
 _SPELT = {"tensorrtllm": "trtllm"}
@@ -361,6 +362,9 @@ LARGE_GPU_BYTES = 70 * 2**30
 """Memory from which vLLM runs 1,024 sequences at once instead of 256, and more tokens an iteration, on GPUs other than
 the A100."""
 SMALL_VLLM_BUDGET = 2048
+SGLANG_BUDGETS = ((20 * 2**30, 2048), (60 * 2**30, 4096), (160 * 2**30, 8192))
+"""SGLang's chunks of prompts on GPUs with less memory than that (SGLang 0.5.23, `arg_groups/memory_hook.py`)."""
+MOST_SGLANG_BUDGET = 16_384
 
 
 def known_slots(engine: str, gpu: str, memory_bytes: float) -> int:
@@ -379,12 +383,17 @@ def known_slots(engine: str, gpu: str, memory_bytes: float) -> int:
 def known_budgets(engine: str, gpu: str, memory_bytes: float) -> tuple[int, ...]:
     """`token_budget` of an engine by its defaults on a `gpu` with this much memory (0: unknown), the likeliest first;
     more than one if that depends on something unknown. A vLLM server takes 8,192 tokens an iteration on large GPUs and
-    2,048 on others and on a CPU (its `EngineArgs`, max_num_batched_tokens).
+    2,048 on others and on a CPU (its `EngineArgs`, max_num_batched_tokens). SGLang's chunks of prompts grow with the
+    memory (its `chunked_prefill_size`).
 
     >>> known_budgets("vLLM", "h100_sxm", 80e9), known_budgets("vllm", "a100_sxm", 80e9), known_budgets("vllm", "", 0)
     ((8192,), (2048,), (8192, 2048))
+    >>> known_budgets("sglang", "l40s", 48e9), known_budgets("sglang", "b200_sxm", 192e9)
+    ((4096,), (16384,))
     """
     usual = Batching().token_budget
+    if engine_named(engine) == "sglang" and memory_bytes:
+        return (next((budget for below, budget in SGLANG_BUDGETS if memory_bytes < below), MOST_SGLANG_BUDGET),)
     if engine_named(engine) != "vllm" or _is_large(gpu, memory_bytes):
         return (usual,)
     return (SMALL_VLLM_BUDGET,) if memory_bytes or gpu.casefold() == "cpu" else (usual, SMALL_VLLM_BUDGET)

@@ -128,12 +128,16 @@ def fastest_engines(
     candidates: Sequence[Candidate], lengths: Lengths
 ) -> tuple[list[Candidate], list[tuple[Candidate, Candidate]]]:
     """Measured candidates and, for each estimated configuration, the engine whose iterations take the least time per
-    request at `SCREENED_AT` in flight; then the slower ones, each with the one that beat it."""
+    request at `SCREENED_AT` in flight; then the slower ones, each with the one that beat it. A prompt that decodes run
+    beside takes only what it adds to their iteration."""
 
     def busy_s(candidate: Candidate) -> float:
-        law, context = candidate.replica.law, lengths.isl + lengths.osl / 2
-        decode_s = law.decode_s(SCREENED_AT, SCREENED_AT * context) / SCREENED_AT
-        return law.prefill_alone_s(lengths.isl) + lengths.osl * decode_s
+        law, isl = candidate.replica.law, lengths.isl
+        decoding = SCREENED_AT, SCREENED_AT * (isl + lengths.osl / 2)
+        decode_s = law.decode_s(*decoding)
+        apart = candidate.replica.batching.policy == "prefill_first"
+        prompt_s = law.prefill_alone_s(isl) if apart else law.mixed_s(*decoding, isl, isl * isl / 2) - decode_s
+        return prompt_s + lengths.osl * decode_s / SCREENED_AT
 
     fastest: dict[Configuration, Candidate] = {}
     for candidate in candidates:

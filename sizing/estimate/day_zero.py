@@ -31,7 +31,7 @@ from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.checkpoints import known
 from sizing.estimate.memory import KV_LENGTHS, Memory
-from sizing.estimate.silicon import Server, corrected
+from sizing.estimate.silicon import Server, corrected, estimated_policy
 from sizing.estimate.timed import RELATIVE_SIGMA, TWIN, Timed, distance, nearest, scaled
 from sizing.files import resource
 from sizing.plans import Candidate
@@ -435,8 +435,11 @@ them lie within 1.645 sigma. For stages it has none: that value is a guess."""
 def _candidate(
     case: _Case, replica: Replica, engine: str, source: str, sigma: float, warnings: tuple[Caution, ...]
 ) -> Candidate:
-    kv_policy, block_tokens = known_memory(case.engine or engine)
-    rule = replace(replica.batching, kv_policy=kv_policy, kv_block_tokens=block_tokens)
+    running = engine_named(case.engine or engine)
+    kv_policy, block_tokens = known_memory(running)
+    rule = replace(
+        replica.batching, policy=estimated_policy(running), kv_policy=kv_policy, kv_block_tokens=block_tokens
+    )
     whole = of_layout(replace(replica, batching=rule), case.layout, case.model, case.lengths)
     sigma = math.hypot(sigma, RANKS_SIGMA if case.layout.dp > 1 else 0.0, STAGES_SIGMA if case.layout.pp > 1 else 0.0)
     names = (case.model.id, case.gpu.id, case.layout, case.precision)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sizing.catalog import Gpu, gpus
-from sizing.engine import StepLaw, known_lookahead
+from sizing.engine import USUAL_POLICIES, Policy, StepLaw, known_lookahead
 from sizing.errors import CatalogueError
 from sizing.files import resource
 from sizing.numbers import Floats
@@ -50,6 +50,17 @@ FARTHEST = 3.0
 """Most that the sum of the effects of one kind may be, either way."""
 
 
+def estimated_policy(engine: str) -> Policy:
+    """How a server is assumed to form its iterations: SGLang runs prompts apart, as by its default; all others take
+    them in chunks beside the decodes, which is vLLM's default and what `deploy` tells TensorRT-LLM to do.
+
+    >>> estimated_policy("sglang"), estimated_policy("trtllm")
+    ('prefill_first', 'chunked')
+    """
+    usual = USUAL_POLICIES.get(engine, "chunked")
+    return usual if usual == "prefill_first" else "chunked"
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """What decides how a server differs from its kernels. `kind`: dense or moe; `gpu`: a name of the catalogue; an
@@ -64,9 +75,9 @@ class Server:
 
     @property
     def lookahead_steps(self) -> float:
-        """Steps that the server is assumed to schedule ahead: vLLM as by its defaults, others none. Most measured
+        """Steps that the server is assumed to schedule ahead: as by its defaults, TensorRT-LLM none. Most measured
         servers of TensorRT-LLM ran release candidates of 1.0, whose TTFT is predicted worse with it."""
-        return known_lookahead(self.engine, self.engine_version, self.gpu) if self.engine == "vllm" else 0.0
+        return known_lookahead(self.engine, self.engine_version, self.gpu) if self.engine != "trtllm" else 0.0
 
     @property
     def generation(self) -> str:

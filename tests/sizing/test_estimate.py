@@ -111,9 +111,17 @@ def test_published_fp8_checkpoint_answers_to_fp8() -> None:
     assert estimate("deepseek-ai/DeepSeek-R1", "h200_sxm", 8, "fp8", LENGTHS).precision == "fp8_block"
 
 
-@pytest.mark.parametrize(("engine", "steps"), [("vllm", 1), ("trtllm", 0), ("sglang", 0)])
-def test_vllm_looks_ahead_by_its_defaults(engine: str, steps: float) -> None:
-    assert estimate(QWEN, "h200_sxm", 2, "bf16", LENGTHS, engine=engine).replica.batching.lookahead_steps == steps
+@pytest.mark.parametrize(
+    ("engine", "policy", "steps"), [("vllm", "chunked", 1), ("trtllm", "chunked", 0), ("sglang", "prefill_first", 1)]
+)
+def test_engines_schedule_by_their_defaults(engine: str, policy: str, steps: float) -> None:
+    batching = estimate(QWEN, "h200_sxm", 2, "bf16", LENGTHS, engine=engine).replica.batching
+    assert (batching.policy, batching.lookahead_steps) == (policy, steps)
+
+
+def test_one_without_timings_of_its_own_schedules_by_its_own_defaults() -> None:
+    """The Intel GPU has vLLM timings only."""
+    assert estimate(LLAMA, "b60", 2, "bf16", LENGTHS, engine="sglang").replica.batching.policy == "prefill_first"
 
 
 def test_missing_timings_are_those_of_a_relative_and_say_why() -> None:

@@ -49,6 +49,17 @@ def test_the_answer_is_the_cheapest_and_simulated() -> None:
     assert plan.answer.gpus == min(fleet.gpus for fleet in plan.fleets)
 
 
+def test_of_engines_with_one_law_the_one_that_decodes_beside_prompts_is_faster() -> None:
+    beside, apart = (
+        dataclasses.replace(
+            candidate(law=law), engine=engine, replica=Replica(law, dataclasses.replace(BATCHING, policy=policy))
+        )
+        for engine, policy, law in (("vllm", "chunked", LAW), ("sglang", "prefill_first", LAW.scaled(0.95)))
+    )
+    assert planner.fastest_engines([apart, beside], Lengths(1000, 40)) == ([beside], [(apart, beside)])
+    assert planner.fastest_engines([apart, beside], Lengths(10, 2000))[0] == [apart], "few prompts to run apart"
+
+
 def test_what_was_skipped_for_a_fleet_that_the_simulation_enlarges_is_sized_after_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

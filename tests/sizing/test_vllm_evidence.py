@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 from numpy.random import SeedSequence
 
+from sizing import catalog
+from sizing.catalog import Layout
 from sizing.engine import Batching, Replica
+from sizing.estimate import estimate, kernels
+from sizing.estimate.timed import time_engine
 from sizing.fitting import fit
-from sizing.points import Point
+from sizing.fitting.levels import point_runs
+from sizing.points import Point, Protocol
 from sizing.simulator import Watch, simulate_trace
-from sizing.workload import Arrivals, metric_name
+from sizing.simulator.replay import Replay
+from sizing.workload import Arrivals, Lengths, metric_name
 from validation.evidence import measured_vllm
 from validation.evidence.claim import Setup
 from validation.evidence.measured_vllm import (
@@ -194,9 +200,34 @@ def test_what_was_measured_of_real_engines_fits() -> None:
 
 def test_an_engine_that_computes_prompts_first_is_found_to_do_so() -> None:
     """SGLang does, and nothing in its points says it; of each mix alone, and of both together."""
-    (server,) = of_table(SGLANG, measured(SGLANG))
+    server = next(case for case in of_table(SGLANG, measured(SGLANG)) if case.server.endswith("2 H100"))
     for case in (server, *mixes_of(server)):
         assert fit(case.closed).batching.policy == "prefill_first"
+
+
+@pytest.mark.skipif(not kernels.available(), reason=kernels.MISSING)
+def test_the_kernels_law_holds_for_sglangs_scheduler_as_estimates_assume_it() -> None:
+    """Closed loops of SGLang, overlapped, at the pace of its kernels: by their law and the time outside the engine that
+    one user shows, nothing fitted. As others schedule, whoever meets other users would wait too little."""
+    (server,) = [case for case in of_table(SGLANG, measured(SGLANG)) if "overlapped" in case.server]
+    model = catalog.model("Qwen/Qwen3-32B")
+    law = time_engine(kernels.open_engine(model, "h100_sxm", "sglang", Layout(2), "bf16"), model.unrouted).law
+    assumed = estimate(model.id, "h100_sxm", 2, "bf16", Lengths(512, 64), engine="sglang").replica.batching
+    others = estimate(model.id, "h100_sxm", 2, "bf16", Lengths(512, 64), engine="trtllm").replica.batching
+    for isl in (512, 1500):
+        points = [point for point in server.closed if point.isl == isl and point.load_value <= 16]
+        seen_s = np.array([(point.ttft_mean_s, point.itl_mean_s) for point in points], float)
+        alone = np.array([point.load_value == 1 for point in points])
+        own = replace(law, request_s=float(seen_s[alone, 0].mean()) - law.prefill_alone_s(isl))
+        off = {}
+        for name, batching in (("assumed", assumed), ("as others", others)):
+            replica = Replica(own, batching)
+            off[name] = (
+                Replay(point_runs(points, Protocol.named("staggered")), replica).means(replica)[:, 1:3] / seen_s - 1
+            )
+            print(f"{isl} tokens, {name}: TTFT, ITL off by {off[name].min(axis=0)} to {off[name].max(axis=0)}")
+        assert np.abs(off["assumed"]).max() < 0.10
+        assert off["as others"][~alone, 0].max() < -0.10
 
 
 def test_of_a_mix_alone_the_first_measurement_of_four_levels_is_fitted() -> None:

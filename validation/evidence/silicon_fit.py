@@ -29,7 +29,17 @@ from sizing.catalog import Layout
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
-from sizing.estimate.silicon import EFFECTS, FARTHEST, SILICON, WHOLE, Server, Silicon, shares_of, with_effects
+from sizing.estimate.silicon import (
+    EFFECTS,
+    FARTHEST,
+    SILICON,
+    WHOLE,
+    Server,
+    Silicon,
+    estimated_policy,
+    shares_of,
+    with_effects,
+)
 from sizing.estimate.timed import time_engine
 from sizing.fitting.levels import concurrency, point_runs
 from sizing.numbers import Floats
@@ -151,7 +161,8 @@ def predicted(laws: Sequence[StepLaw], kv_tokens: Sequence[int], points: Sequenc
         step_s = law.decode_s(users, users * (point.isl + point.osl / 2))
         rough = replace(point, requests_per_s=users / (point.osl * step_s + law.prefill_alone_s(point.isl)))
         ahead = Server(point.engine, point.gpu, point.precision, "", point.engine_version).lookahead_steps
-        replica = Replica(law, Batching(max_batch_size=max(256, users), kv_tokens=kv, lookahead_steps=ahead))
+        policy = estimated_policy(point.engine)
+        replica = Replica(law, Batching(policy, max(256, users), kv_tokens=kv, lookahead_steps=ahead))
         found.append(Replay(point_runs([rough], BURST), replica).means(replica)[0, 1:3])
     return figures(np.array(found), points)
 

@@ -132,7 +132,6 @@ CONFIGURATIONS = (
     sglang("", DENSE, LENGTHS),
     sglang(", small KV cache", DENSE, (SMALL,), kv_tokens=4096, max_sequence_tokens=2048),
     sglang(", prefix cache", DENSE, (SHARED,)),
-    sglang("", MIXTURE, LENGTHS[:2]),
     sglang(", small chunks", DENSE, LENGTHS[1:2], token_budget=512),
     sglang(", overlapped", DENSE, LENGTHS[:2], look_ahead=True),
 )

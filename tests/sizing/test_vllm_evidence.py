@@ -19,7 +19,7 @@ from sizing.estimate import estimate, kernels
 from sizing.estimate.timed import time_engine
 from sizing.fitting import fit
 from sizing.fitting.levels import point_runs
-from sizing.points import Point, Protocol
+from sizing.points import Point, Protocol, read_points
 from sizing.simulator import Watch, simulate_trace
 from sizing.simulator.replay import Replay
 from sizing.workload import Arrivals, Lengths, metric_name
@@ -43,9 +43,11 @@ from validation.evidence.measured_vllm import (
     read_drawn,
     rows,
     sent,
+    server_of,
     write_drawn,
 )
 from validation.evidence.server import LAW, Design, calibrate
+from validation.measure_vllm import CONFIGURATIONS
 
 SERVER = Replica(LAW, Batching("chunked", kv_tokens=400_000))
 MIXES = ((128, 64), (1500, 100))
@@ -196,6 +198,13 @@ def test_what_was_measured_of_real_engines_fits() -> None:
         print(f"{case.server}: ITL off by {np.median(off):.1%} in the median of its {len(off)} levels")
         assert np.median(off) < 0.1 or "poor_fit" in {caution.kind for caution in fitted.warnings}
         assert fitted.covers(case.closed[0].lengths, max(point.load_value for point in case.closed))
+
+
+def test_what_can_be_measured_is_what_the_tables_hold() -> None:
+    """A configuration that no engine can run, as one without step times, would stop the measuring of all after it."""
+    for table in {one.table for one in CONFIGURATIONS}:
+        asked = {(one.server, mix.isl) for one in CONFIGURATIONS if one.table == table for mix in one.mixes}
+        assert {(server_of(point), point.isl) for point in read_points(ARRIVALS.with_name(table))} == asked
 
 
 def test_an_engine_that_computes_prompts_first_is_found_to_do_so() -> None:

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.browser.served import served
-from tests.browser.visit import rested
+from tests.browser.visit import rested, text_of
 
 pytestmark = pytest.mark.browser
 
@@ -23,7 +23,7 @@ def answer(page: Page, words: str = "") -> str:
     """The answer's sentence, once it is there and holds `words`. While a page changes, its old heading is there too."""
     heading = page.get_by_role("heading", level=1).filter(has_text=words)
     expect(heading).to_have_text(ANSWER)
-    return heading.inner_text()
+    return text_of(heading)
 
 
 def field(page: Page, label: str) -> Locator:

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Download, Page, expect
 
 from sizing.numbers import milliseconds, significant
 from sizing.report.model import Report
-from tests.browser.visit import fits_sideways, opened, rested, settled, text_of, turned, url_of
+from tests.browser.visit import fits_sideways, opened, rested, settled, text_of, title_of, turned, url_of
 
 pytestmark = pytest.mark.browser
 
@@ -83,7 +83,7 @@ def cells_of(path: Path) -> dict[str, list[list[object]]]:
 
 def test_all_four_say_what_the_page_says(desk: Page, browser: Browser, planner: str, tmp_path: Path) -> None:
     size = opened(desk, url_of(planner))
-    sentence = size.get_by_role("heading", level=1).inner_text()
+    sentence = title_of(desk)
     cards = [card.inner_text().split("\n") for card in size.get_by_test_id("stMetric").all()]
     said = turned(desk, "Report")
     cover(desk)
@@ -165,7 +165,7 @@ def test_a_day_chosen_on_the_size_page_comes_along_and_survives_a_reload(
     desk.get_by_role("radio", name="Over a day").click()
     expect(desk.get_by_role("heading", level=1)).to_contain_text("over the day")
     rested(desk)
-    sentence = desk.get_by_role("heading", level=1).inner_text()
+    sentence = title_of(desk)
     turned(desk, "Report")
     expect(desk).to_have_url(re.compile(r"show\.size=day"))
     pdf, html, xlsx, json = (saved(desk, name, tmp_path) for name in FORMATS)

@@ -120,12 +120,12 @@ def typed(page: Page, label: str, value: str, parameter: str) -> None:
 
 
 def text_of(main: Locator) -> str:
-    """What a reader of the page sees, its white space made one."""
+    """What a reader of the page sees, its white space made one: numbers are held to their units by other spaces."""
     return " ".join(main.inner_text().split())
 
 
 def title_of(page: Page) -> str:
-    """The title of the page; there is exactly one."""
+    """The title of the page, its white space made one; there is exactly one."""
     heading = page.get_by_role("heading", level=1)
     expect(heading).to_have_count(1)
-    return heading.inner_text()
+    return text_of(heading)

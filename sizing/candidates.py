@@ -12,7 +12,8 @@ from sizing.catalog import gpu as gpu_named
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.catalog import model as model_named
 from sizing.catalog import precisions as precisions_of
-from sizing.engine import UNLIMITED_KV_TOKENS, engine_named
+from sizing.engine import UNLIMITED_KV_TOKENS
+from sizing.engine_defaults import engine_named
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, RequestTooLong, ScenarioError
 from sizing.estimate import ENGINES, estimate, timed_engines
 from sizing.fitting import UNTOLD, Fit, Protocol, fit

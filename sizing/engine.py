@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -285,122 +282,6 @@ class Batching:
         for name in ("max_batch_size", "token_budget", "kv_tokens", "kv_block_tokens"):
             if getattr(self, name) < 1:
                 raise ScenarioError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-
-LOOKS_AHEAD = {
-    "vllm": ((0, 14), 1.0),  # asynchronous scheduling is the default since then (vllm-project/vllm#27614)
-    "trtllm": ((1, 0), 1.0),  # PyTorch is the default backend since then, and its overlap scheduler is on
-    "sglang": ((0, 4), 1.0),  # its overlapped scheduling is on since then (lmsys.org/blog/2024-12-04-sglang-v0-4)
-}
-"""First version, and the engine's own default of `lookahead_steps` from that version on."""
-_SPELT = {"tensorrtllm": "trtllm"}
-
-
-def engine_named(name: str) -> str:
-    """An engine's name as the planner spells it.
-
-    >>> engine_named("TensorRT-LLM"), engine_named("vLLM"), engine_named("SGLang"), engine_named("llama.cpp")
-    ('trtllm', 'vllm', 'sglang', 'llamacpp')
-    """
-    letters = re.sub("[^a-z]", "", name.casefold())
-    return _SPELT.get(letters, letters)
-
-
-def known_lookahead(engine: str, version: str, gpu: str = "") -> float:
-    """`lookahead_steps` of an engine by its defaults; 0 for unknown engines and versions, and on a `gpu` that is a CPU,
-    which has nothing to compute ahead of itself (vLLM's CPU platform turns it off).
-
-    >>> known_lookahead("vllm", "0.15.1"), known_lookahead("vLLM", "v0.9.2"), known_lookahead("TensorRT-LLM", "1.2")
-    (1.0, 0.0, 1.0)
-    >>> known_lookahead("vllm", "0.32.0", "cpu")
-    0.0
-    """
-    if gpu.casefold() == "cpu":
-        return 0.0
-    since, steps = LOOKS_AHEAD.get(engine_named(engine), ((0, 0), 0.0))
-    numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", version.strip())
-    return steps if numbers and tuple(map(int, numbers.groups())) >= since else 0.0
-
-
-SENDS_S: Mapping[str, float] = MappingProxyType({"vllm": 0.08e-3})
-"""`StepLaw.send_s` by engine, on which fits lean. For vLLM's API server, fits to four servers say 0.035 and 0.06 ms
-(published, H100), 0.15 ms (measured here beside an H200) and 0.17 ms (two slow cores): the value is their mean in
-logarithms, around which they scatter by 0.8."""
-
-
-def known_sending_s(engine: str) -> float:
-    """`send_s` of an engine's front end, as far as servers have shown it; 0 for unknown engines.
-
-    >>> known_sending_s("vLLM"), known_sending_s("sglang")
-    (8e-05, 0.0)
-    """
-    return SENDS_S.get(engine_named(engine), 0.0)
-
-
-USUAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {"vllm": "chunked", "sglang": "prefill_first", "trtllm": "whole_prompt"}
-)
-"""How engines form their iterations by their own defaults: vLLM mixes decodes with chunks of prompts (V1), SGLang runs
-prompts apart unless mixed chunks are enabled, TensorRT-LLM adds whole prompts unless chunked context is enabled."""
-
-
-def known_memory(engine: str) -> tuple[KvPolicy, int]:
-    """`kv_policy` and `kv_block_tokens` of an engine by its defaults. vLLM starts a request when its prompt fits, and
-    preempts the one admitted last when the cache is full (vLLM documentation, *Preemption*); other engines are assumed
-    to reserve whole answers, as TensorRT-LLM's GUARANTEED_NO_EVICT does.
-
-    >>> known_memory("vLLM"), known_memory("TensorRT-LLM")
-    (('max_utilization', 16), ('guaranteed_no_evict', 1))
-    """
-    return ("max_utilization", 16) if engine_named(engine) == "vllm" else ("guaranteed_no_evict", 1)
-
-
-USUAL_SLOTS: Mapping[str, int] = MappingProxyType({"sglang": 2048, "trtllm": 2048})
-"""Sequences that run at once by an engine's own defaults: trtllm-serve's and trtllm-build's `max_batch_size`; SGLang's
-pool of requests, which has 2,048 to 4,096 slots unless memory limits it first."""
-LARGE_GPU_BYTES = 70 * 2**30
-"""Memory from which vLLM runs 1,024 sequences at once instead of 256, and more tokens an iteration, on GPUs other than
-the A100."""
-SMALL_VLLM_BUDGET = 2048
-SGLANG_BUDGETS = ((20 * 2**30, 2048), (60 * 2**30, 4096), (160 * 2**30, 8192))
-"""SGLang's chunks of prompts on GPUs with less memory than that (SGLang 0.5.23, `arg_groups/memory_hook.py`)."""
-MOST_SGLANG_BUDGET = 16_384
-
-
-def known_slots(engine: str, gpu: str, memory_bytes: float) -> int:
-    """`max_batch_size` of an engine by its defaults on a `gpu` with this much memory (0: unknown); 256 for unknown
-    engines, the limit most often set by hand.
-
-    >>> known_slots("vLLM", "h100_sxm", 80e9), known_slots("vllm", "a100_sxm", 80e9), known_slots("sglang", "l40s", 0)
-    (1024, 256, 2048)
-    """
-    name = engine_named(engine)
-    if name == "vllm" and _is_large(gpu, memory_bytes):
-        return 1024
-    return USUAL_SLOTS.get(name, Batching().max_batch_size)
-
-
-def known_budgets(engine: str, gpu: str, memory_bytes: float) -> tuple[int, ...]:
-    """`token_budget` of an engine by its defaults on a `gpu` with this much memory (0: unknown), the likeliest first;
-    more than one if that depends on something unknown. A vLLM server takes 8,192 tokens an iteration on large GPUs and
-    2,048 on others and on a CPU (its `EngineArgs`, max_num_batched_tokens). SGLang's chunks of prompts grow with the
-    memory (its `chunked_prefill_size`).
-
-    >>> known_budgets("vLLM", "h100_sxm", 80e9), known_budgets("vllm", "a100_sxm", 80e9), known_budgets("vllm", "", 0)
-    ((8192,), (2048,), (8192, 2048))
-    >>> known_budgets("sglang", "l40s", 48e9), known_budgets("sglang", "b200_sxm", 192e9)
-    ((4096,), (16384,))
-    """
-    usual = Batching().token_budget
-    if engine_named(engine) == "sglang" and memory_bytes:
-        return (next((budget for below, budget in SGLANG_BUDGETS if memory_bytes < below), MOST_SGLANG_BUDGET),)
-    if engine_named(engine) != "vllm" or _is_large(gpu, memory_bytes):
-        return (usual,)
-    return (SMALL_VLLM_BUDGET,) if memory_bytes or gpu.casefold() == "cpu" else (usual, SMALL_VLLM_BUDGET)
-
-
-def _is_large(gpu: str, memory_bytes: float) -> bool:
-    return memory_bytes >= LARGE_GPU_BYTES and not gpu.casefold().startswith("a100")
 
 
 FREE = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)

@@ -54,7 +54,7 @@ from sizing.budget import checkpoint
 from sizing.candidates import Choice, catalogued
 from sizing.catalog import layouts
 from sizing.edge import predict_at
-from sizing.engine import engine_named
+from sizing.engine_defaults import engine_named
 from sizing.errors import ScenarioError, SizingError
 from sizing.estimate import ENGINES
 from sizing.files import resource

@@ -13,6 +13,7 @@ from sizing import catalog
 from sizing.catalog import BITS, Gpu, Layout, Model, Precision
 from sizing.edge import BY_SIMULATION, Method
 from sizing.engine import Speculation, StepLaw
+from sizing.engine_defaults import engine_defaults
 from sizing.errors import CatalogueError, DoesNotFit, ScenarioError
 from sizing.estimate.day_zero import held_bytes, shipped, timed_engines
 from sizing.estimate.kernels import LIBRARY
@@ -545,8 +546,6 @@ def example(kind: str) -> str:
     return needed.get(kind, f"{kind}:{settings}")
 
 
-OF_FREE = 0.9
-"""Share of the memory that a change frees which the KV cache gets (TensorRT-LLM's default)."""
 UNLIMITED = 10**9
 """A KV cache of this many tokens or more stands for one whose size is not known."""
 _SPELLINGS: dict[str, Precision] = {"fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "fp4": "nvfp4"}
@@ -658,11 +657,12 @@ def refilled(setup: Setup, before: Sheet, after: Sheet, *, taken_bytes: float = 
     batching, lengths = setup.candidate.replica.batching, setup.question.workload.lengths
     if batching.kv_tokens >= UNLIMITED:
         return batching.kv_tokens
-    freed = (before.weight_bytes - after.weight_bytes - taken_bytes) * OF_FREE
+    kept = engine_defaults(setup.candidate.engine).share_of_freed
+    freed = (before.weight_bytes - after.weight_bytes - taken_bytes) * kept
     ranks = before.layout.dp
     tokens = int((batching.kv_tokens * before.token_bytes + ranks * freed) / after.token_bytes)
     if (lacking := lengths.isl + lengths.osl - tokens / ranks) > 0:
-        missing = lacking * after.token_bytes / OF_FREE
+        missing = lacking * after.token_bytes / kept
         where = f"{after.model.name} {after.precision} on {after.gpu.id} {after.layout}"
         raise DoesNotFit(f"{where} with this change needs {missing / 1e9:.1f} GB more per GPU", missing)
     return tokens

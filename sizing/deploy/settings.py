@@ -15,8 +15,9 @@ from pydantic.dataclasses import dataclass
 from sizing.candidates import catalogued
 from sizing.catalog import PRECISIONS, Layout, gpus
 from sizing.engine import UNLIMITED_KV_TOKENS, Batching, KvPolicy, Policy
+from sizing.engine_defaults import engine_defaults
 from sizing.errors import SizingError, first_fault, one_line
-from sizing.estimate.memory import KV_LENGTHS, OF_FREE, OF_TOTAL, Memory
+from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.memory_use import kernel_memory
 from sizing.plans import Candidate, usual_server
 from sizing.workload import Lengths, Workload
@@ -79,7 +80,7 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
     model = catalogued(candidate.model)
     longest = [longest_tokens(workload.lengths, batching.max_tokens) for workload in workloads]
     cached = any(workload.prefix.tokens * workload.prefix.hit_rate > 0 for workload in workloads)
-    share = OF_TOTAL | OF_FREE
+    usual = None if memory is None else engine_defaults(memory.backend)
     return EngineSettings(
         policy=batching.policy,
         max_batch_size=max(1, batching.max_batch_size // layout.dp),
@@ -87,8 +88,8 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
         kv_tokens=max(1, batching.kv_tokens // layout.dp) if batching.kv_tokens < UNLIMITED_KV_TOKENS else None,
         kv_block_tokens=batching.kv_block_tokens,
         kv_bytes_per_gpu=None if memory is None or _proportional(memory) else _kv_bytes(memory, batching, lanes),
-        memory_share=None if memory is None else share[memory.backend],
-        memory_of=None if memory is None else "free" if memory.backend in OF_FREE else "all",
+        memory_share=usual.memory_share if usual else None,
+        memory_of=usual.memory_of if usual else None,
         kv_policy=batching.kv_policy,
         kv_cache_dtype=("bf16" if candidate.precision in ("bf16", "int4", "mxfp4") else "fp8")
         if candidate.unmeasured

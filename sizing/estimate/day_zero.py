@@ -26,7 +26,8 @@ from sizing.catalog import (
     of_layout,
     routed_parameters,
 )
-from sizing.engine import FREE, Batching, Replica, StepLaw, engine_named, known_memory
+from sizing.engine import FREE, Batching, Replica, StepLaw
+from sizing.engine_defaults import engine_defaults, engine_named
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.checkpoints import known
@@ -436,9 +437,12 @@ def _candidate(
     case: _Case, replica: Replica, engine: str, source: str, sigma: float, warnings: tuple[Caution, ...]
 ) -> Candidate:
     running = engine_named(case.engine or engine)
-    kv_policy, block_tokens = known_memory(running)
+    usual = engine_defaults(running)
     rule = replace(
-        replica.batching, policy=estimated_policy(running), kv_policy=kv_policy, kv_block_tokens=block_tokens
+        replica.batching,
+        policy=estimated_policy(running),
+        kv_policy=usual.kv_policy,
+        kv_block_tokens=usual.kv_block_tokens,
     )
     whole = of_layout(replace(replica, batching=rule), case.layout, case.model, case.lengths)
     sigma = math.hypot(sigma, RANKS_SIGMA if case.layout.dp > 1 else 0.0, STAGES_SIGMA if case.layout.pp > 1 else 0.0)

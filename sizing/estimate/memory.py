@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
+
+from sizing.engine_defaults import engine_defaults
 
 KV_LENGTHS = (128, 1024, 8192, 131072)
 """Lengths at which a sequence's KV cache is known; between them it is linear, as it is in every attention known here:
@@ -16,10 +17,6 @@ LEAST_BUDGET = 1024
 """Below this budget activations shrink no further."""
 UNCOUNTED = 0.01
 """Of the cache of the shortest sequence: what at most would be left of it without tokens."""
-OF_FREE = MappingProxyType({"trtllm": 0.9})
-"""TensorRT-LLM gives this share of the memory left after weights and activations to the KV cache (its default)."""
-OF_TOTAL = MappingProxyType({"vllm": 0.9, "sglang": 0.88})
-"""vLLM and SGLang fill this share of all memory, weights included (gpu_memory_utilization, mem_fraction_static)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +37,10 @@ class Memory:
     def kv_bytes(self, token_budget: int = BUDGET) -> float:
         """Bytes left for the KV cache; negative if the model does not fit."""
         fixed = self.fixed_bytes + (max(token_budget, LEAST_BUDGET) - BUDGET) * self.budget_token_bytes
-        if self.backend in OF_FREE:
-            return (self.capacity_bytes - fixed) * OF_FREE[self.backend]
-        return self.capacity_bytes * OF_TOTAL[self.backend] - fixed
+        usual = engine_defaults(self.backend)
+        if usual.memory_of == "free":
+            return (self.capacity_bytes - fixed) * usual.memory_share
+        return self.capacity_bytes * usual.memory_share - fixed
 
     def with_states(self, state_bytes: float) -> Memory:
         """Of a model of which each sequence keeps so much on a GPU whatever its length, where that is not counted yet:
@@ -80,4 +78,4 @@ class Memory:
     def missing_bytes(self, length: int, token_budget: int = BUDGET) -> float:
         """Bytes a GPU lacks to hold one sequence of `length`; 0 if it fits."""
         lacking = self.sequence_bytes(length) - self.kv_bytes(token_budget)
-        return max(0.0, lacking / OF_FREE.get(self.backend, 1.0))
+        return max(0.0, lacking / engine_defaults(self.backend).share_of_freed)

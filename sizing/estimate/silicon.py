@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sizing.catalog import Gpu, gpus
-from sizing.engine import USUAL_POLICIES, Policy, StepLaw, known_lookahead
+from sizing.engine import Policy, StepLaw
+from sizing.engine_defaults import engine_defaults
 from sizing.errors import CatalogueError
 from sizing.files import resource
 from sizing.numbers import Floats
@@ -57,8 +58,7 @@ def estimated_policy(engine: str) -> Policy:
     >>> estimated_policy("sglang"), estimated_policy("trtllm")
     ('prefill_first', 'chunked')
     """
-    usual = USUAL_POLICIES.get(engine, "chunked")
-    return usual if usual == "prefill_first" else "chunked"
+    return "prefill_first" if engine_defaults(engine).policy == "prefill_first" else "chunked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,9 @@ class Server:
     def lookahead_steps(self) -> float:
         """Steps that the server is assumed to schedule ahead: as by its defaults, TensorRT-LLM none. Most measured
         servers of TensorRT-LLM ran release candidates of 1.0, whose TTFT is predicted worse with it."""
-        return known_lookahead(self.engine, self.engine_version, self.gpu) if self.engine != "trtllm" else 0.0
+        if self.engine == "trtllm":
+            return 0.0
+        return engine_defaults(self.engine, self.engine_version, self.gpu).lookahead_steps
 
     @property
     def generation(self) -> str:

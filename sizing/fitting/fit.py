@@ -17,7 +17,6 @@ from typing import Literal
 
 import numpy as np
 
-from sizing import catalog
 from sizing.catalog import unread_shares
 from sizing.engine import (
     COEFFICIENTS,
@@ -27,10 +26,6 @@ from sizing.engine import (
     Batching,
     Policy,
     StepLaw,
-    known_budgets,
-    known_lookahead,
-    known_memory,
-    known_slots,
 )
 from sizing.errors import FitError
 from sizing.estimate import DayZero, prior_law, token_share
@@ -45,6 +40,7 @@ from sizing.fitting.levels import (
     counted_apart,
     counting_log,
     decoding,
+    defaults_of,
     distinct,
     in_flight,
     is_stable,
@@ -407,24 +403,22 @@ def _candidates(
     decoding_most = max(decoding(point) for point in points)
     busy = max(busiest(points), math.ceil(decoding_most))
     longest, one = max(point.isl for point in points), points[0]
-    on = one.engine, one.gpu, catalog.memory_bytes(one.gpu)
-    budgets = (token_budget,) if token_budget else _budgets_that_differ(known_budgets(*on), busy * (longest + 1))
+    defaults = defaults_of(one)
+    budgets = (token_budget,) if token_budget else _budgets_that_differ(defaults.token_budgets, busy * (longest + 1))
     # Where more sequences decode at once than a limit allows, by Little's law, it is not the limit; where fewer users
     # were there than a limit allows, no lower one is believed.
-    likely = (known_slots(*on), SLOTS_BY_HAND, busy)
+    likely = (defaults.max_batch_size, SLOTS_BY_HAND, busy)
     told = one.max_batch_size if not _refuted_slots(points) else None
     limits = (told,) if told else _limits_that_differ(likely, busy, decoding_most)
     limits += tuple(limit for limit in _limits_seen(points, kv_tokens or UNLIMITED_KV_TOKENS) if limit not in limits)
-    ahead = known_lookahead(one.engine, one.engine_version, one.gpu) if lookahead_steps is None else lookahead_steps
-    kv_policy, block_tokens = known_memory(one.engine)
-    usual = Batching(
+    base = Batching(
         kv_tokens=kv_tokens or UNLIMITED_KV_TOKENS,
-        kv_policy=kv_policy,
-        kv_block_tokens=block_tokens,
-        lookahead_steps=ahead,
+        kv_policy=defaults.kv_policy,
+        kv_block_tokens=defaults.kv_block_tokens,
+        lookahead_steps=defaults.lookahead_steps if lookahead_steps is None else lookahead_steps,
     )
     rules = tuple(
-        replace(usual, policy=policy, max_batch_size=limit, token_budget=budget)
+        replace(base, policy=policy, max_batch_size=limit, token_budget=budget)
         for limit in limits
         for policy in policies
         for budget in budgets

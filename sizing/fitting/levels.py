@@ -17,15 +17,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from sizing import catalog
-from sizing.engine import (
-    USUAL_POLICIES,
-    Batching,
-    Policy,
-    Replica,
-    engine_named,
-    known_budgets,
-    known_lookahead,
-)
+from sizing.engine import Batching, Replica
+from sizing.engine_defaults import EngineDefaults, engine_defaults
 from sizing.numbers import Floats
 from sizing.points import KEPT_UP, UNTOLD, Deployment, Point, Protocol, same_isl
 from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, ReplayRun, closed_run
@@ -39,6 +32,11 @@ MOST_STREAM_REQUESTS = 60_000
 LEAST_STREAM_REQUESTS = 400
 MOST_CLOSED_REQUESTS, FEWEST_ROUNDS = 10_000, 3
 """Requests of a closed loop simulated from its start at most, and the rounds that are simulated of very many users."""
+
+
+def defaults_of(point: Point) -> EngineDefaults:
+    """What the engine that was measured does unless it is told otherwise."""
+    return engine_defaults(point.engine, point.engine_version, point.gpu, catalog.memory_bytes(point.gpu))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,22 +278,10 @@ class Observed:
     protocol: Protocol = UNTOLD
     rates: bool = True
 
-    @property
-    def usual_policy(self) -> Policy | None:
-        """How the engine forms its iterations by default; None if the engine is not known."""
-        return USUAL_POLICIES.get(engine_named(self.points[0].engine))
-
     @cached_property
-    def usual_budgets(self) -> tuple[int, ...]:
-        """How many tokens an iteration takes by the engine's default."""
-        one = self.points[0]
-        return known_budgets(one.engine, one.gpu, catalog.memory_bytes(one.gpu))
-
-    @property
-    def usual_lookahead(self) -> float:
-        """How many iterations ahead the engine schedules by default."""
-        one = self.points[0]
-        return known_lookahead(one.engine, one.engine_version, one.gpu)
+    def defaults(self) -> EngineDefaults:
+        """What the engine does unless it is told otherwise."""
+        return defaults_of(self.points[0])
 
     def runs(self, effort: Effort = FULL) -> tuple[ReplayRun, ...]:
         """What to simulate; row i of the result is point i."""

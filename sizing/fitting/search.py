@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.engine import COEFFICIENTS, FREE, Batching, Replica, StepLaw, known_sending_s
+from sizing.engine import COEFFICIENTS, FREE, Batching, Replica, StepLaw
 from sizing.errors import FitError
 from sizing.fitting.levels import (
     FULL,
@@ -131,10 +131,10 @@ class Trial:
         trust = (self.observed.protocol.ttft_sigma / self.observed.closed_ttft_sigma) ** 2
         price = trust * START_PRICE * self.observed.protocol.at_once
         price += KV_PRICE * ("kv_tokens" in self.parameters.names)
-        batching, usual = self.parameters.base.batching, self.observed.usual_policy
-        price += POLICY_PRICE * (usual is not None and batching.policy != usual)
-        price += LOOKAHEAD_PRICE * (batching.lookahead_steps != self.observed.usual_lookahead)
-        return self.cost + price + BUDGET_PRICE * (batching.token_budget not in self.observed.usual_budgets)
+        batching, usual = self.parameters.base.batching, self.observed.defaults
+        price += POLICY_PRICE * (usual.policy not in (None, batching.policy))
+        price += LOOKAHEAD_PRICE * (batching.lookahead_steps != usual.lookahead_steps)
+        return self.cost + price + BUDGET_PRICE * (batching.token_budget not in usual.token_budgets)
 
     def search(self, evaluations: int, stride: float, *, central: bool = False, carried: bool = False) -> Trial:
         """Move the numbers towards the least cost, in at most so many steps.
@@ -806,7 +806,7 @@ SEND_STARTS = (-3.0, -2.0, -1.0, 0.0, 0.7)
 def with_sending(best: Trial) -> Trial:
     """The same and what the front end takes to send a token, of engines of which that is roughly known: where the
     points do not tell it, the fit leans on what other servers took."""
-    send_s = known_sending_s(best.observed.points[0].engine)
+    send_s = best.observed.defaults.send_s
     if of_one_level(best.observed.points) or not send_s or "send_s" in best.parameters.names:
         return best
     wider = best.parameters.plus("send_s", math.log(send_s), SEND_SD)

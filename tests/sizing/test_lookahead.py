@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy.special import kolmogorov
 
 from sizing.analyses.next_level import Option
-from sizing.engine import MOST_LOOKAHEAD, Batching, Replica, StepLaw, known_budgets, known_lookahead
+from sizing.engine import MOST_LOOKAHEAD, Batching, Replica, StepLaw
+from sizing.engine_defaults import engine_defaults
 from sizing.errors import ScenarioError
 from sizing.fitting import fit
 from sizing.points import write_points
@@ -148,15 +149,25 @@ def test_without_running_sequences_the_formula_adds_nothing() -> None:
     ],
 )
 def test_what_is_known_of_engines(engine: str, version: str, steps: float) -> None:
-    assert known_lookahead(engine, version) == steps
+    assert engine_defaults(engine, version).lookahead_steps == steps
 
 
 @pytest.mark.parametrize(
-    ("memory_bytes", "budget"), [(16e9, 2048), (24e9, 4096), (48e9, 4096), (85e9, 8192), (150e9, 8192), (0, 8192)]
+    ("memory_bytes", "budgets"),
+    [
+        (16e9, (2048,)),
+        (24e9, (4096,)),
+        (48e9, (4096,)),
+        (85e9, (8192,)),
+        (150e9, (8192,)),
+        (190e9, (16_384,)),
+        (0, (8192, 4096)),
+    ],
 )
-def test_sglangs_chunks_grow_with_the_memory(memory_bytes: float, budget: int) -> None:
-    """As SGLang's own table has it: T4; A10 and 4090; A100 of 40 GB and L40; H100; H200; unknown: the planner's own."""
-    assert known_budgets("sglang", "", memory_bytes) == (budget,)
+def test_sglangs_chunks_grow_with_the_memory(memory_bytes: float, budgets: tuple[int, ...]) -> None:
+    """As SGLang's own table has it: T4; A10 and 4090; A100 of 40 GB and L40; H100; H200; B200; unknown: a large GPU's,
+    or a small one's."""
+    assert engine_defaults("sglang", memory_bytes=memory_bytes).token_budgets == budgets
 
 
 @pytest.mark.parametrize("steps", [-0.1, MOST_LOOKAHEAD + 0.1, float("nan")])

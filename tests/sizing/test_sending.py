@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.engine import MOST_BUSY, Batching, Policy, Replica, StepLaw, known_sending_s
+from sizing.engine import MOST_BUSY, Batching, Policy, Replica, StepLaw
+from sizing.engine_defaults import engine_defaults
 from sizing.explain import front_end
 from sizing.fitting import Protocol, fit
 from sizing.fitting.levels import RAMPED, Replay, point_runs
@@ -156,4 +157,4 @@ def test_the_fit_finds_that_there_is_none() -> None:
     points = measure(sent_by(0.0), [MIX], LEVELS)
     told = [dataclasses.replace(point, engine="vllm", engine_version="0.9") for point in points]
     found = fit(told, protocol=Protocol("ramp"))
-    assert found.law.send_s < 0.5 * known_sending_s("vllm")
+    assert found.law.send_s < 0.5 * engine_defaults("vllm").send_s

@@ -115,6 +115,17 @@ def test_weights_that_no_longer_fit_are_a_rejection() -> None:
     assert found.after.kind == "memory"
 
 
+@pytest.mark.parametrize(("engine", "share"), [("vllm", 1.0), ("sglang", 1.0), ("trtllm", 0.9)])
+def test_the_cache_gets_what_the_engine_gives_it_of_freed_memory(engine: str, share: float) -> None:
+    """vLLM and SGLang fill a share of all memory, so that every byte freed is the cache's; TensorRT-LLM gives nine
+    tenths of what is free. Weights of 64 GB on two GPUs are halved."""
+    bf16 = estimate(QWEN, "h200_sxm", 2, "bf16", LENGTHS, engine=engine)
+    fp8 = after(AtPrecision("fp8"), bf16).candidate
+    was, now = sheet_of(bf16), sheet_of(fp8)
+    freed = now.token_bytes * fp8.replica.batching.kv_tokens - was.token_bytes * bf16.replica.batching.kv_tokens
+    assert freed == pytest.approx(share * (was.weight_bytes - now.weight_bytes), rel=1e-3)
+
+
 def test_a_request_must_fit_in_the_cache_of_one_rank() -> None:
     """All eight ranks together would hold it in what they have left, and one alone does not."""
     layout, fp8 = Layout(dp=8, ep=8), estimate(MIXTURE, "h200_sxm", Layout(dp=8, ep=8), "fp8", LENGTHS, engine="trtllm")

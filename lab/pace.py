@@ -23,6 +23,8 @@ BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 CONTEXTS = (32, 128, 256, 512, 1024, 2048, 4096)
 SMALLEST: Mapping[str, Any] = {"hidden": 64, "layers": 1, "heads": 2, "kv_heads": 1}
 """The model that is actually computed: the smallest that vLLM's attention on CPUs accepts."""
+PACED = Path(__file__).with_name("paced")
+"""Folder of what engines run in their own environments to keep a pace."""
 FORM = "MODEL,GPU,TP,PRECISION"
 PROMPT_TOKENS = (16, 64, 128, 256, 512, 768, 1024, 2048, 4096)
 

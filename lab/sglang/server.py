@@ -12,7 +12,7 @@ from calibration.errors import ServerError
 from calibration.load import system
 from lab.environment import Recipe
 from lab.life import HOST
-from lab.pace import FORM
+from lab.pace import FORM, PACED
 from lab.vllm.server import MODEL, VllmServer, check_torch, variables
 from lab.vllm.settings import Settings
 
@@ -35,7 +35,7 @@ class SglangServer(VllmServer):
     """
 
     recipe = RECIPE
-    program = Path(__file__).with_name("paced_server.py")
+    program = PACED / "sglang_server.py"
     kept_free = 1
 
     def __init__(self, settings: Settings, console: Console | None = None) -> None:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.environment import Environment, ensure
+from lab.pace import PACED
 from lab.reference.server import TRITON
 from lab.tritonserver import TritonServer, check_python, spawn
-from lab.vllm.server import MODEL, PACED, RECIPE, arguments, variables, write_model
+from lab.vllm.server import MODEL, RECIPE, arguments, variables, write_model
 from lab.vllm.settings import BehindTriton
 
 MODEL_BEHIND_TRITON = "vllm_model"

@@ -21,6 +21,7 @@ from rich.console import Console
 from calibration.errors import ServerError
 from lab.environment import Environment, Recipe, Step
 from lab.life import HOST, Server, free_port, on_other_cores
+from lab.pace import PACED
 from lab.reference.settings import SPECIAL_TOKENS
 from lab.reference.tokenizer import save_tokenizer
 from lab.vllm.settings import KV_BLOCK_TOKENS, Settings
@@ -29,7 +30,7 @@ MODEL = "small"
 """Name under which the model is served."""
 EXPERTS_PER_TOKEN = 2
 GIB = 2**30
-PACED, PACED_WORKER = Path(__file__).with_name("paced"), "paced_worker.PacedWorker"
+PACED_WORKER = "vllm_worker.PacedWorker"
 IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Run the worker in the engine's process, as vLLM does for one GPU but never for a CPU: if it had its own process, the
 engine would poll for its answer, which takes most of a core from API server and client."""

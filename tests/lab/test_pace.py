@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from calibration.errors import ServerError
-from lab.pace import Pace
-from lab.vllm.server import PACED, arguments
+from lab.pace import PACED, Pace
+from lab.vllm.server import arguments
 from lab.vllm.settings import Settings
 from sizing import catalog
 from sizing.catalog import Layout
@@ -81,7 +81,7 @@ def worker_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     PACE.write(tmp_path / "pace.json")
     monkeypatch.setenv("PACE", str(tmp_path / "pace.json"))
     monkeypatch.syspath_prepend(PACED)
-    spec = importlib.util.spec_from_file_location("paced_worker", PACED / "paced_worker.py")
+    spec = importlib.util.spec_from_file_location("vllm_worker", PACED / "vllm_worker.py")
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)

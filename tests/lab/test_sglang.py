@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from lab.life import on_other_cores
-from lab.pace import SMALLEST, Pace
+from lab.pace import PACED, SMALLEST, Pace
 from lab.sglang.server import SglangServer, flags
-from lab.vllm.server import PACED
 from lab.vllm.settings import Settings
 from sizing import catalog
 from sizing.catalog import Layout
@@ -32,7 +31,7 @@ timed = pytest.mark.skipif(not kernels.available(), reason=kernels.MISSING)
 def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The program, read but not run."""
     monkeypatch.syspath_prepend(PACED)
-    spec = importlib.util.spec_from_file_location("paced_server", SglangServer.program)
+    spec = importlib.util.spec_from_file_location("sglang_server", SglangServer.program)
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)

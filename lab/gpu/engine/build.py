@@ -9,8 +9,8 @@ from types import ModuleType
 
 import torch
 
+from lab.gpu.engine.pass_times import PassTimes
 from lab.gpu.engine.shapes import SHAPES
-from lab.gpu.engine.step_times import StepTimes
 from lab.gpu.engine.transformer import RealTransformer
 from lab.reference.engine.in_flight import InFlightEngine
 from lab.reference.engine.kv_cache import KvCache
@@ -34,7 +34,7 @@ def build_engine(parameters: Mapping[str, str]) -> tuple[Engine, Limits]:
         dtype=dtype,
         longest=limits.max_sequence_tokens,
         ops=operations(parameters["ops"]),
-        times=StepTimes(Path(parameters["steps_file"]), device),
+        times=PassTimes(Path(parameters["steps_file"]), device),
     )
     cache = KvCache(
         layers=shape.layers,

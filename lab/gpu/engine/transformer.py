@@ -11,8 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from lab.gpu.engine import torch_ops
+from lab.gpu.engine.pass_times import PassTimes
 from lab.gpu.engine.shapes import RealShape
-from lab.gpu.engine.step_times import StepTimes
 from lab.reference.engine.kv_cache import KvCache
 from lab.reference.engine.transformer import Chunk, Pass
 
@@ -52,7 +52,7 @@ class RealTransformer:
         dtype: torch.dtype,
         longest: int,
         ops: ModuleType = torch_ops,
-        times: StepTimes | None = None,
+        times: PassTimes | None = None,
     ) -> None:
         self.shape, self.device, self.dtype, self.ops, self.times = shape, device, dtype, ops, times
         generator = torch.Generator(device).manual_seed(seed)

@@ -1,6 +1,6 @@
 """A vLLM worker whose steps last as long as in a table: those of a GPU, on a machine without one.
 
-Run by vLLM in its own environment (``--worker-cls paced_worker.PacedWorker``). Scheduler, KV cache, sampling and
+Run by vLLM in its own environment (``--worker-cls vllm_worker.PacedWorker``). Scheduler, KV cache, sampling and
 servers are vLLM's own, and a small model is computed in each step; what remains of the step's time is slept. PACE names
 the JSON file that `lab.pace` wrote. With asynchronous scheduling the engine chooses the next step meanwhile, as it
 does beside a GPU, where a step queues behind the one before it.

@@ -29,7 +29,7 @@ class Timed(NamedTuple):
     span_s: Callable[[], float]
 
 
-class StepTimes:
+class PassTimes:
     """Is called when passes begin and end; every `every`th of them is written to `file`, 64 at a time.
 
     `pass_s` is the time on the device: between two CUDA events, or by the clock on a CPU. `since_last_s` is the time

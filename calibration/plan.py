@@ -28,7 +28,7 @@ from calibration.records import MOST_REQUESTS
 from calibration.requests.lengths import LengthsPlan
 from sizing.errors import ScenarioError, YamlError, first_fault, quoted
 from sizing.files import parse_yaml, yaml_text
-from sizing.points import LoadKind, Point
+from sizing.points import LoadKind, Point, Rule, Steps
 from sizing.question import FIELDS, Question
 from sizing.workload import Arrivals, Lengths
 
@@ -244,7 +244,11 @@ class Answering:
 
 class DeploymentPlan(Strict):
     """Deployment facts of the points that the server does not report, or reports wrongly. Keys listed in `assumed` give
-    way to what the server reports."""
+    way to what the server reports.
+
+    `policy`, `token_budget` and `lookahead_steps` say how the engine schedules (`sizing.engine.Batching`): vLLM does
+    not report them, and a fit then has to find them.
+    """
 
     model: Text | None = None
     precision: Text | None = None
@@ -255,6 +259,9 @@ class DeploymentPlan(Strict):
     engine_version: str | None = None
     batching: Batching | None = None
     max_batch_size: Count | None = None
+    policy: Rule | None = None
+    token_budget: Count | None = None
+    lookahead_steps: Steps | None = None
     assumed: list[Literal["precision", "gpu", "tp", "pp"]] = Field(default_factory=list)
 
 

@@ -264,6 +264,7 @@ class Sweep:
             server=seen,
             shared_prefix=shared,
             protocol="staggered" if staggered else "",
+            scheduling=target.scheduling,
         )
 
     def _reuse(self, level: Level, blocks: float) -> list[str]:

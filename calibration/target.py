@@ -23,7 +23,7 @@ from calibration.requests.tokens import AS_TOKENIZED, ServerCount
 from calibration.server_metrics import Access, requests_served
 from calibration.store.database import clean
 from sizing.numbers import percent
-from sizing.points import Deployment
+from sizing.points import UNSAID, Deployment, Scheduling
 
 ENGINE_MODEL = "tensorrt_llm"
 DRAWN = 10_000
@@ -37,6 +37,7 @@ BATCHING_OF = {"v1": "static", "inflight_batching": "in_flight", "inflight_fused
 class Served:
     """A server as it answers. `engine`: what it reports about the deployment, by column of the points table.
 
+    `scheduling`: what it reports of the engine's scheduler.
     `tokenizer_file` is None if the server names none, or one that this machine cannot read. `engine_cores`: cores of
     this machine on which the engine computes and which the client must avoid, as ``1,2``; empty for a remote engine or
     one on a GPU. `seen`: how the server counts prompts, beyond what its tokenizer says. `longest_tokens`: prompt and
@@ -50,6 +51,7 @@ class Served:
     engine_cores: str = ""
     seen: ServerCount = AS_TOKENIZED
     longest_tokens: int | None = None
+    scheduling: Scheduling = UNSAID
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ async def describe(server: ServerPlan) -> Described:
     file = _tokenizer_file(names.get("tokenizer_dir", ""))
     special = names.get("add_special_tokens", "").lower() in ("true", "1")
     cores = _parameters(engine).get("engine_cores", "")
-    return Described(contract, said, file, special, cores if is_here(server.url) else "")
+    cores = cores if is_here(server.url) else ""
+    return Described(contract, said, file, special, cores, scheduling=_scheduling_of(engine))
 
 
 def serving(file: PlanFile) -> Served:
@@ -100,6 +103,7 @@ async def _serving(file: PlanFile) -> Served:
         add_special_tokens=False,
         seen=met.seen,
         longest_tokens=met.longest_tokens,
+        scheduling=met.scheduling,
     )
 
 
@@ -157,7 +161,7 @@ def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
 
     Raises PlanError naming the missing key if model, precision, gpu or tp is still unknown.
     """
-    told = {name: value for name, value in plan.model_dump(exclude={"assumed"}).items() if value is not None}
+    told = {name: value for name in Deployment._fields if (value := getattr(plan, name)) is not None}
     known: dict[str, Any] = {name: value for name, value in told.items() if name in plan.assumed}
     known |= {name: value for name, value in engine.items() if value or name not in known}
     known |= {name: value for name, value in told.items() if name not in plan.assumed}
@@ -173,6 +177,12 @@ def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
         name: clean(value) for name, value in known.items() if isinstance(value, str)
     }  # as the store will have them
     return Deployment(**(defaults | known | texts))
+
+
+def scheduling(plan: DeploymentPlan, said: Scheduling) -> Scheduling:
+    """What is recorded of the engine's scheduler: as the plan says, otherwise as the server reports."""
+    told = {name: value for name in Scheduling._fields if (value := getattr(plan, name)) is not None}
+    return said._replace(**told)
 
 
 def _whole(name: str, value: object) -> int:
@@ -204,6 +214,15 @@ def _engine_of(config: Any) -> dict[str, str]:
     return engine
 
 
+def _scheduling_of(config: Any) -> Scheduling:
+    """Of the TensorRT-LLM backend, which without chunked context takes prompts whole, beside the decodes."""
+    said = _parameters(config)
+    chunks = said.get("enable_chunked_context", "").lower()
+    if BATCHING_OF.get(said.get("gpt_model_type", "").lower()) != "in_flight" or chunks not in ("true", "false"):
+        return UNSAID
+    return Scheduling("chunked" if chunks == "true" else "whole_prompt")
+
+
 def _tokenizer_file(folder: str) -> Path | None:
     path = Path(folder) / "tokenizer.json"
     return path if folder and path.is_file() else None
@@ -213,7 +232,8 @@ def _tokenizer_file(folder: str) -> Path | None:
 class Target:
     """A server that is ready to be measured by `plan`: its properties, its points' deployment, the levels.
 
-    `points`: how many points a run will have, including those of the random arrivals at its end. `session` is a random
+    `scheduling`: what is known of the engine's scheduler, recorded with the points. `points`: how many of them a run
+    will have, including those of the random arrivals at its end. `session` is a random
     part of the requests' seeds: the server's prefix cache may still hold prompts sent before, even by a run that was
     interrupted in the middle of a level.
     """
@@ -224,6 +244,7 @@ class Target:
     levels: tuple[Level, ...]
     points: int = 0
     session: tuple[int, ...] = ()
+    scheduling: Scheduling = UNSAID
 
     @property
     def contract(self) -> AnyContract:
@@ -310,7 +331,8 @@ def prepare(file: PlanFile) -> Target:
     replica = deployment(plan.deployment, served.engine)
     metrics_url = metrics_of(plan.server)
     plan = plan.model_copy(update={"server": plan.server.model_copy(update={"metrics_url": metrics_url})})
-    target = Target(plan, served, replica, (), session=(secrets.randbits(64),))
+    told = scheduling(plan.deployment, served.scheduling)
+    target = Target(plan, served, replica, (), session=(secrets.randbits(64),), scheduling=told)
     means = [target.source(entry, (0,)).summary() for entry in range(len(plan.lengths))]
     levels = plan.levels(means)
     return replace(target, levels=tuple(levels), points=len(levels) + plan.check_loads + plan.verifies)

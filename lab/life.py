@@ -32,7 +32,8 @@ LOADING_STOPPED_WITHIN_S = 2.0  # servers ignore signals while they load models
 SHARED_MEMORY = Path("/dev/shm")
 POLL_S = 0.05
 LOGS_KEPT = 10
-HARMLESS = ("cuda", "pinned", "dcgm")  # words in tritonserver's complaints on every machine without a GPU
+HARMLESS = ("cuda", "pinned", "dcgm", "ignore import error")
+"""What tritonserver and SGLang complain of on every machine without a GPU."""
 
 
 class Server(ABC):

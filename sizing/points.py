@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sizing.catalog import Layout
+from sizing.engine import MOST_LOOKAHEAD, Policy
 from sizing.errors import LONGEST_QUOTE, PointsError, first_fault, quoted
 from sizing.numbers import significant
 from sizing.workload import MOST_TOKENS, Lengths, Prefix
@@ -31,6 +32,8 @@ Verdict = Literal[
 Start = Literal["", "staggered", "together", "burst"]
 """How the users of a closed loop started: one after the other, in the same instant, within a millisecond; ""
 unknown."""
+Rule = Literal["", Policy]
+"""How an engine forms its iterations (`sizing.engine.Policy`); "" unknown."""
 UNITS: Mapping[LoadKind, str] = {
     "concurrency": "users",
     "sessions": "users with sessions",
@@ -50,6 +53,7 @@ InFlight = Annotated[float, Field(ge=0, le=1e9)]
 Latency = Annotated[float, Field(ge=0, le=1e6)]
 PrefixTokens = Annotated[float, Field(ge=0, le=MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Steps = Annotated[float, Field(ge=0, le=MOST_LOOKAHEAD)]
 Duration = Annotated[float, Field(gt=0, le=1e9)]
 """Bounds on what a server can do: beyond them a number is a typo or in another unit, and the arithmetic overflows."""
 
@@ -63,7 +67,8 @@ class Point:
     loop and requests/s in an open one, for a schedule or trace their mean. `prefix_tokens`: how many tokens at their
     start the prompts share; `prefix_hit`: the share of requests that found them in the server's prefix cache. Unknown
     counts as none. `kv_tokens`: how many tokens the instance's KV cache holds, according to the server. `protocol`: how
-    the users of a closed loop started; their warm-up is left out of the figures if they were *staggered*.
+    the users of a closed loop started; their warm-up is left out of the figures if they were *staggered*. `policy`,
+    `token_budget` and `lookahead_steps`: how the engine schedules, as far as its server or its owner says so.
     """
 
     model: Text
@@ -113,6 +118,9 @@ class Point:
     prefix_hit: Share | None = None
     kv_tokens: Count | None = None
     protocol: Start = ""
+    policy: Rule = ""
+    token_budget: Count | None = None
+    lookahead_steps: Steps | None = None
 
     @property
     def void(self) -> bool:
@@ -123,6 +131,11 @@ class Point:
     def deployment(self) -> Deployment:
         """Everything that determines how one instance behaves."""
         return Deployment(*(getattr(self, name) for name in Deployment._fields))
+
+    @property
+    def scheduling(self) -> Scheduling:
+        """What is known of the engine's scheduler."""
+        return Scheduling(self.policy, self.token_budget or None, self.lookahead_steps)
 
     @property
     def lengths(self) -> Lengths:
@@ -185,6 +198,17 @@ class Point:
         if self.e2e_mean_s is None or not in_flight:
             return None
         return self.requests_per_s * self.e2e_mean_s / in_flight
+
+
+class Scheduling(NamedTuple):
+    """How an engine schedules, as told: fields of `sizing.engine.Batching`, "" or None where nothing is known."""
+
+    policy: Rule = ""
+    token_budget: int | None = None
+    lookahead_steps: float | None = None
+
+
+UNSAID = Scheduling()
 
 
 class Deployment(NamedTuple):

@@ -33,6 +33,7 @@ from calibration.load.openai_contract import (
 from calibration.plan import ServerPlan
 from calibration.requests.source import PromptRequest
 from calibration.requests.tokens import AnyIds, CommonWords, ServerCount, encoder_of
+from sizing.points import UNSAID, Scheduling
 
 HIDDEN = "[hidden]"
 _ERRORS = (b'data: {"error"', b'data:{"error"', b'data: {"object":"error"', b'data: {"object": "error"')
@@ -204,7 +205,8 @@ BUSY_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A server that answers: its contract, and how it counts prompts. `said` is what it reports, by column of a point.
+    """A server that answers: its contract, and how it counts prompts. `said` is what it reports, by column of a point;
+    `scheduling`, what it reports of its engine's scheduler.
 
     `longest_tokens`: prompt and answer together of the longest request that it accepts, if it reports that.
     """
@@ -213,6 +215,7 @@ class Met:
     seen: ServerCount
     said: Mapping[str, str]
     longest_tokens: int | None = None
+    scheduling: Scheduling = UNSAID
 
 
 async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = False, sessions: bool = False) -> Met:
@@ -223,7 +226,7 @@ async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = Fals
     """
     async with OpenAiClient(server) as client:
         card = await client.listed()
-        kind, said = await _introduced(client, str(card.get("owned_by", "")))
+        kind, said, scheduling = await _introduced(client, str(card.get("owned_by", "")))
         if sessions:
             kind = replace(kind, fields={**kind.fields, **RETURN_IDS})
         trial = await _first_accepted(client, kind, tokenizer, texts)
@@ -236,7 +239,7 @@ async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = Fals
         seen = trial.seen
         if not contract.takes_token_ids:
             contract, seen = await _measured(client, contract, trial, tokenizer)
-    return Met(contract, seen, said, _longest(card))
+    return Met(contract, seen, said, _longest(card), scheduling)
 
 
 def _longest(card: Mapping[str, Any]) -> int | None:
@@ -246,23 +249,28 @@ def _longest(card: Mapping[str, Any]) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-async def _introduced(client: OpenAiClient, owned_by: str) -> tuple[Kind, dict[str, str]]:
+async def _introduced(client: OpenAiClient, owned_by: str) -> tuple[Kind, dict[str, str], Scheduling]:
     kind = kind_of(owned_by)
     status, found = await client.page(NIM.version[0])
     if status == 200 and isinstance(found, dict) and NIM.version[1] in found:
-        kind = replace(kind, name=NIM.name, version=NIM.version, limits=None)
+        kind = replace(kind, name=NIM.name, version=NIM.version, limits=None, scheduling=None)
     said = {"model": client.server.model} | ({"engine": kind.name, "batching": "in_flight"} if kind.name else {})
-    said |= await _values(client, kind.version[0], {"engine_version": kind.version[1]})
-    if kind.limits is not None:
-        said |= await _values(client, *kind.limits)
-    return kind, said
+    said |= _values(await _page(client, kind.version[0]), {"engine_version": kind.version[1]})
+    if kind.limits is None:
+        return kind, said, UNSAID
+    path, keys = kind.limits
+    settings = await _page(client, path)
+    return kind, said | _values(settings, keys), kind.scheduling(settings) if kind.scheduling else UNSAID
 
 
-async def _values(client: OpenAiClient, path: str, keys: Mapping[str, str]) -> dict[str, str]:
+async def _page(client: OpenAiClient, path: str) -> dict[str, Any]:
+    """The JSON object at `path`; empty where there is none."""
     status, found = await client.page(path)
-    if status != 200 or not isinstance(found, dict):
-        return {}
-    given = {column: found.get(key) for column, key in keys.items()}
+    return found if status == 200 and isinstance(found, dict) else {}
+
+
+def _values(page: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, str]:
+    given = {column: page.get(key) for column, key in keys.items()}
     return {column: str(value) for column, value in given.items() if isinstance(value, str | int) and value}
 
 

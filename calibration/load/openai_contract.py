@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,8 @@ from calibration.load.http import events
 from calibration.plan import Endpoint
 from calibration.requests.source import PromptRequest
 from calibration.requests.tokens import encoder_of
+from sizing.points import Scheduling
+from sizing.workload import MOST_TOKENS
 
 CountedBy = Literal["running", "total", "tokenizer"]
 """How tokens are counted: by the running count in each response, by the total at the end of an answer, or by the
@@ -48,7 +50,8 @@ class Kind:
 
     `fields` are sent with every request; `minimum` names the field for the fewest tokens of an answer, "" for none.
     `version` is the page and key of its version; `limits` a page with settings, and its keys by column of the points
-    table. `checks_ids`: it refuses token ids beyond its vocabulary, so they can be tried.
+    table, of which `scheduling` reads how the engine schedules. `checks_ids`: it refuses token ids beyond its
+    vocabulary, so they can be tried.
     """
 
     name: str
@@ -57,7 +60,28 @@ class Kind:
     minimum: str = "min_tokens"
     version: tuple[str, str] = ("/version", "version")
     limits: tuple[str, Mapping[str, str]] | None = None
+    scheduling: Callable[[Mapping[str, Any]], Scheduling] | None = None
     checks_ids: bool = True
+
+
+def scheduling_of_sglang(info: Mapping[str, Any]) -> Scheduling:
+    """What SGLang's own settings say of its scheduler; of a setting that is not there, nothing.
+
+    Prompts run apart, together at most `max_prefill_tokens`, one of them at most `chunked_prefill_size` unless that is
+    below 1; with `enable_mixed_chunk` their chunks run beside the decodes. Unless `disable_overlap_schedule` each
+    iteration is fixed while the one before runs.
+
+    >>> scheduling_of_sglang({"chunked_prefill_size": 8192, "enable_mixed_chunk": False, "max_prefill_tokens": 16384})
+    Scheduling(policy='prefill_first', token_budget=8192, lookahead_steps=None)
+    """
+    mixed, serial = info.get("enable_mixed_chunk"), info.get("disable_overlap_schedule")
+    chunk, most = info.get("chunked_prefill_size"), info.get("max_prefill_tokens")
+    sizes = [size for size in (chunk, most) if type(size) is int and 0 < size <= MOST_TOKENS]
+    return Scheduling(
+        policy=("prefill_first", "chunked")[mixed] if isinstance(mixed, bool) else "",
+        token_budget=min(sizes) if sizes and type(chunk) is int else None,
+        lookahead_steps=float(not serial) if isinstance(serial, bool) else None,
+    )
 
 
 NIM = Kind("nim", (), version=("/v1/version", "release"))
@@ -70,6 +94,7 @@ KINDS = (
         ("sglang",),
         version=("/get_server_info", "version"),
         limits=("/get_server_info", {"tp": "tp_size", "pp": "pp_size", "max_batch_size": "max_running_requests"}),
+        scheduling=scheduling_of_sglang,
         checks_ids=False,  # 0.5.23 looks them up in the embedding, which ends its scheduler, and so the server
     ),
     Kind("trtllm", ("tensorrt_llm",)),

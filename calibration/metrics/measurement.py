@@ -31,7 +31,7 @@ from calibration.metrics.window import Sample, failed_inside, mean_in_flight, sa
 from calibration.plan import Level
 from calibration.records import Load, Measurement
 from sizing.numbers import Floats
-from sizing.points import Deployment, Point, Start
+from sizing.points import UNSAID, Deployment, Point, Scheduling, Start
 from sizing.workload import Tokens
 
 Mask = NDArray[np.bool_]
@@ -271,13 +271,14 @@ def measurement(
     server: Mapping[str, float] | None = None,
     shared_prefix: int = 0,
     protocol: Start = "",
+    scheduling: Scheduling = UNSAID,
 ) -> Measurement:
     """The point of `level` with its verdict, facts and log. A void point keeps its numbers.
 
     Latencies and rates are those of answered requests, including those of a wrong length; `errors` counts both kinds of
     failure. `shared_prefix`: tokens that the plan puts at the start of all prompts; `server` may say how many were
-    cached. `protocol`: how the users of a closed loop started. Raises NothingAnswered if the window has no answered
-    request.
+    cached. `protocol`: how the users of a closed loop started; `scheduling`: how the engine schedules. Raises
+    NothingAnswered if the window has no answered request.
     """
     seen = sample(load)
     if not len(seen):
@@ -302,6 +303,7 @@ def measurement(
         **prefix_columns(seen.log.isl, shared_prefix, server or {}, seen.weight),
         kv_tokens=_whole((server or {}).get("kv_cache_tokens")),
         protocol=protocol,
+        **scheduling._asdict(),
     )
     return Measurement(point, known, dict(server or {}), load.log)
 

@@ -33,16 +33,16 @@ NETWORK_GONE_AFTER_S = 10
 followed by another long before its run is presumed dead."""
 TRY_AGAIN_FOR_S = 60.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
-SCHEMA = 6
+SCHEMA = 7
 """Version of the tables, raised with every added column. 1: without verdicts, facts, records and owners. 2: without
 progress, requests to stop and acceptance of points. 3: without shared prefixes of prompts. 4: without the size of the
-KV cache. 5: without how users started."""
+KV cache. 5: without how users started. 6: without how engines schedule."""
 
 T = TypeVar("T")
 
 LEVEL = ("isl", "osl", "isl_cv", "osl_cv", "load_kind", "load_value")
 """Columns that distinguish the points of one run."""
-WHOLE = ("tp", "pp", "max_batch_size", "requests", "errors", "kv_tokens")
+WHOLE = ("tp", "pp", "max_batch_size", "requests", "errors", "kv_tokens", "token_budget")
 LARGEST_WHOLE = 2**31 - 1
 """Largest value of the columns `WHOLE`, on every database."""
 _TEXT = set("model precision gpu engine engine_version batching load_kind source measured_at notes".split())
@@ -52,7 +52,7 @@ _FORMS = "sqlite:////folder/file.db or postgresql://user:password@host:5432/name
 
 
 def _column(name: str) -> sql.Column[Any]:
-    if name in ("verdict", "protocol"):
+    if name in ("verdict", "protocol", "policy"):
         return sql.Column(name, sql.Text, nullable=False, server_default="")
     kind: Any = sql.Integer if name in WHOLE else sql.Text if name in _TEXT else sql.Double
     return sql.Column(name, kind, primary_key=name in LEVEL)

@@ -16,6 +16,9 @@ from lab.pace import FORM, PACED
 from lab.vllm.server import MODEL, VllmServer, check_torch, variables
 from lab.vllm.settings import Settings
 
+MEMORY_SHARE = 0.5
+"""Of the machine's: more than the KV cache ever takes. SGLang by itself keeps so much for the activations of unchunked
+prompts that nothing is left."""
 RECIPE = Recipe(
     "SGLang",
     Path(__file__).with_name("requirements.txt"),
@@ -65,6 +68,7 @@ def flags(settings: Settings, model: Path) -> list[str]:
         "context-length": settings.max_sequence_tokens,
         "max-running-requests": settings.max_batch_size,
         "max-total-tokens": settings.kv_tokens,
+        "mem-fraction-static": MEMORY_SHARE,
         "chunked-prefill-size": settings.token_budget if settings.chunked_prefill else -1,
         "served-model-name": MODEL,
         "host": HOST,

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sizing.analyses.whatif import LINK_SHARE, UNLIMITED, Setup, sheet_of
+from sizing.analyses.whatif import LINK_SHARE, Setup, sheet_of
 from sizing.edge import BY_FORMULA, BY_SIMULATION, Method
-from sizing.engine import Replica
+from sizing.engine import UNLIMITED_KV_TOKENS, Replica
 from sizing.errors import ScenarioError
 from sizing.explain import distance_from_sla
 from sizing.numbers import milliseconds, percent
@@ -314,7 +314,7 @@ def decode_only(replica: Replica, question: Question) -> Replica:
     cached = lengths.isl - 1
     alike = law.with_values(sequence_s=law.sequence_s + law.kv_token_s * cached, attention_s=0.0, prefill_s=0.0)
     shorter = (lengths.osl + 1) / (lengths.isl + lengths.osl)
-    known = batching.kv_tokens < UNLIMITED
+    known = batching.kv_tokens < UNLIMITED_KV_TOKENS
     kv_tokens = max(1, int(batching.kv_tokens * shorter)) if known else batching.kv_tokens
     return replace(replica, law=alike, batching=replace(batching, kv_tokens=kv_tokens))
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from sizing import catalog
 from sizing.catalog import BITS, Gpu, Layout, Model, Precision
 from sizing.edge import BY_SIMULATION, Method
-from sizing.engine import Speculation, StepLaw
+from sizing.engine import UNLIMITED_KV_TOKENS, Speculation, StepLaw
 from sizing.engine_defaults import engine_defaults
 from sizing.errors import CatalogueError, DoesNotFit, ScenarioError
 from sizing.estimate.day_zero import held_bytes, shipped, timed_engines
@@ -546,8 +546,6 @@ def example(kind: str) -> str:
     return needed.get(kind, f"{kind}:{settings}")
 
 
-UNLIMITED = 10**9
-"""A KV cache of this many tokens or more stands for one whose size is not known."""
 _SPELLINGS: dict[str, Precision] = {"fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "fp4": "nvfp4"}
 
 
@@ -655,7 +653,7 @@ def refilled(setup: Setup, before: Sheet, after: Sheet, *, taken_bytes: float = 
     that of all. Raises DoesNotFit if not one request fits.
     """
     batching, lengths = setup.candidate.replica.batching, setup.question.workload.lengths
-    if batching.kv_tokens >= UNLIMITED:
+    if batching.kv_tokens >= UNLIMITED_KV_TOKENS:
         return batching.kv_tokens
     kept = engine_defaults(setup.candidate.engine).share_of_freed
     freed = (before.weight_bytes - after.weight_bytes - taken_bytes) * kept

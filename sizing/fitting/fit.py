@@ -54,7 +54,7 @@ from sizing.fitting.parameters import LawError
 from sizing.fitting.result import CoveredRange, Distrust, Fit, PointError, Unknown
 from sizing.fitting.search import APART, BESIDE_KERNELS, KERNEL_TIMED, LITTLE, Known, Trial, best_trial, is_timed
 from sizing.numbers import Floats
-from sizing.points import STARTS, UNTOLD, Deployment, Point, Protocol, same_isl
+from sizing.points import STARTS, UNTOLD, Deployment, Point, Protocol, Scheduling, same_isl
 from sizing.prediction import Caution
 
 # --- Which coefficients the points determine and which they do not, and the measurement that would
@@ -131,10 +131,10 @@ def fit(
 
     `prior`: a law from elsewhere to lean on; unless told otherwise the day-zero law of model and GPU, where the
     catalogue has both. `batching`: the engine's, when it is known; otherwise the policy is chosen by residual and the
-    batch limit taken from the points, `kv_tokens` from the caller or else the points, `token_budget` from the caller,
-    `lookahead_steps` from the caller, else from what is known of the engine, or 0 where that explains the points
-    better. `protocol`: how the points were measured; where it says nothing of the start, what the points say counts if
-    they agree. A KV cache of unknown size is fitted where it seems to limit the batch; else it is as large as
+    batch limit taken from the points, `kv_tokens` from the caller or else the points, and so are `token_budget` and
+    `lookahead_steps`; where nobody tells, the latter is what is known of the engine, or 0 where that explains the
+    points better. `protocol`: how the points were measured; where it says nothing of the start, what the points say
+    counts if they agree. A KV cache of unknown size is fitted where it seems to limit the batch; else it is as large as
     estimated, unless the points held that much already.
     Points of one load level scale the law that they lean on, and say nothing of its shape.
     Raises FitError without points to fit, with several deployments, or with one load level and no law to scale.
@@ -160,15 +160,16 @@ def fit(
         )
         if kv_tokens is None and one_level and told is not None:
             kv_tokens = _kv_tokens(told, chosen)
-    rules = _candidates(chosen, batching, kv_tokens, token_budget, lookahead_steps)
+    scheduling = _told_scheduling(chosen, token_budget, lookahead_steps)
+    rules = _candidates(chosen, batching, kv_tokens, scheduling)
     if kv_tokens is None and batching is None and told is not None:
         rules = _within_memory(rules, told, chosen)
     shares = unread_shares(chosen[0].model)
     kv_known = kv_tokens is not None or (batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS)
     if told is not None and prior is not None and shares is not None and shares[0] > 0 and not one_level:
         prior = prior.with_values(prefill_s=BESIDE_KERNELS * prior.prefill_s)
-    assumed = batching is None and lookahead_steps is None and rules[0].lookahead_steps > 0
-    seen = _with_budget_seen(rules, chosen) if batching is None and token_budget is None else ()
+    assumed = batching is None and scheduling.lookahead_steps is None and rules[0].lookahead_steps > 0
+    seen = _with_budget_seen(rules, chosen) if batching is None and scheduling.token_budget is None else ()
     known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error, assumed, seen)
     found = _fitted(Observed(chosen, protocol=told_by(chosen, protocol)), known)
     return replace(found, warnings=(*found.warnings, *_fell_behind(points, open_loop)))
@@ -230,6 +231,17 @@ REFUTED = 1.15
 """What the sequences of a level held or were, by Little's law, over a limit that is told, from which it is not true."""
 
 
+def _told_scheduling(points: Sequence[Point], token_budget: int | None, lookahead_steps: float | None) -> Scheduling:
+    """What the caller tells, else all points alike: only that is binding."""
+    told, said = [point.scheduling for point in points], points[0].batching.strip().lower()
+    (policy, *others), (budget, *budgets), (steps, *all_steps) = zip(*told, strict=True)
+    return Scheduling(
+        next((each for each in POLICIES if each == said), policy if set(others) <= {policy} else ""),
+        token_budget or (budget if set(budgets) <= {budget} else None),
+        lookahead_steps if lookahead_steps is not None else steps if set(all_steps) <= {steps} else None,
+    )
+
+
 def _told_kv_tokens(points: Sequence[Point]) -> set[int]:
     """Sizes of the KV cache that the points give."""
     return {point.kv_tokens for point in points if point.kv_tokens}
@@ -281,7 +293,7 @@ def fit_trace(
             f"a trace of {known} requests in {chunks} groups: give ten requests per group or more, with TTFT"
         )
     points = trace_points(trace, deployment, chunks)
-    rules = _candidates(points, batching, None, None)
+    rules = _candidates(points, batching, None, _told_scheduling(points, None, None))
     kv_known = batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS
     shares = unread_shares(deployment.model)
     return _fitted(Observed(points, trace), Known(rules, _of_shape(prior, shares), kv_known, shares is not None))
@@ -391,20 +403,17 @@ def _candidates(
     points: Sequence[Point],
     batching: Batching | None,
     kv_tokens: int | None,
-    token_budget: int | None,
-    lookahead_steps: float | None = None,
+    scheduling: Scheduling,
 ) -> tuple[Batching, ...]:
     if batching is not None:
         return (batching,)
-    said = points[0].batching.strip().lower()
-    policies: tuple[Policy, ...] = ("chunked", "prefill_first", "whole_prompt")
-    if said in POLICIES:
-        policies = tuple(policy for policy in POLICIES if policy == said)
+    told_policy, told_budget, told_steps = scheduling
+    policies: tuple[Policy, ...] = (told_policy,) if told_policy else ("chunked", "prefill_first", "whole_prompt")
     decoding_most = max(decoding(point) for point in points)
     busy = max(busiest(points), math.ceil(decoding_most))
     longest, one = max(point.isl for point in points), points[0]
     defaults = defaults_of(one)
-    budgets = (token_budget,) if token_budget else _budgets_that_differ(defaults.token_budgets, busy * (longest + 1))
+    budgets = (told_budget,) if told_budget else _budgets_that_differ(defaults.token_budgets, busy * (longest + 1))
     # Where more sequences decode at once than a limit allows, by Little's law, it is not the limit; where fewer users
     # were there than a limit allows, no lower one is believed.
     likely = (defaults.max_batch_size, SLOTS_BY_HAND, busy)
@@ -415,7 +424,7 @@ def _candidates(
         kv_tokens=kv_tokens or UNLIMITED_KV_TOKENS,
         kv_policy=defaults.kv_policy,
         kv_block_tokens=defaults.kv_block_tokens,
-        lookahead_steps=defaults.lookahead_steps if lookahead_steps is None else lookahead_steps,
+        lookahead_steps=defaults.lookahead_steps if told_steps is None else told_steps,
     )
     rules = tuple(
         replace(base, policy=policy, max_batch_size=limit, token_budget=budget)
@@ -423,7 +432,7 @@ def _candidates(
         for policy in policies
         for budget in budgets
     )
-    if said == "static" and any(point.isl_cv for point in points):  # alike where all prompts are equally long
+    if told_policy == "static" and any(point.isl_cv for point in points):  # alike where all prompts are equally long
         rules += tuple(replace(rule, padded=False) for rule in rules)
     return rules
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from calibration.records import Measurement, RequestLog
 from calibration.store.database import WHOLE
+from sizing.engine import MOST_LOOKAHEAD, POLICIES
 from sizing.points import COLUMNS, LoadKind, Point, Start, Verdict
 from tests.calibration.timings import Timing, logged
 
@@ -37,9 +38,11 @@ _NEEDED: dict[str, st.SearchStrategy[Any]] = {
     "load_kind": st.sampled_from(get_args(LoadKind)),
     "verdict": st.sampled_from(get_args(Verdict)),
     "protocol": st.sampled_from(get_args(Start)),
+    "policy": st.sampled_from(["", *POLICIES]),
 }
 _UNKNOWN_OR = {name: st.none() | positive for name in COLUMNS if name not in _NEEDED}
 _UNKNOWN_OR |= {"prefix_tokens": st.none() | st.floats(0, 1e6), "prefix_hit": st.none() | st.floats(0, 1)}
+_UNKNOWN_OR |= {"lookahead_steps": st.none() | st.floats(0, MOST_LOOKAHEAD)}
 _UNKNOWN_OR |= {name: st.none() | st.integers(0, 2**31 - 1) for name in WHOLE[2:]}
 points = st.fixed_dictionaries(_NEEDED | _UNKNOWN_OR).map(lambda values: Point(**values))
 facts = st.dictionaries(text, st.floats(allow_nan=False, allow_infinity=False), max_size=4)

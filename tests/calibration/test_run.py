@@ -21,8 +21,8 @@ from calibration.records import Measurement
 from calibration.run import Listener, Sweep, resume, run
 from calibration.store import Store
 from calibration.store.runs import cleaned
-from calibration.target import Described, Target, deployment, prepare
-from sizing.points import Point
+from calibration.target import Described, Target, deployment, prepare, scheduling
+from sizing.points import Point, Scheduling
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ENGINE, Script, subprocess_server
 from tests.calibration.server_view.test_server_view import serving
@@ -328,6 +328,16 @@ def test_what_nobody_says_of_the_deployment_must_be_added() -> None:
 def test_the_plans_word_goes_before_the_servers() -> None:
     found = deployment(DeploymentPlan(gpu="h200_sxm", max_batch_size=64), ENGINE | {"max_batch_size": "8"})
     assert (found.model, found.gpu, found.max_batch_size, found.pp) == ("toy", "h200_sxm", 64, 1)
+
+
+def test_the_plans_word_on_the_scheduler_goes_before_the_servers_too() -> None:
+    said = Scheduling("prefill_first", 8192, 1.0)
+    assert scheduling(DeploymentPlan(), said) == said
+    assert scheduling(DeploymentPlan(token_budget=512, lookahead_steps=0), said) == ("prefill_first", 512, 0)
+    file = parse_plan("lengths: [{isl: 6, osl: 4}]\nconcurrency: [1]\ndeployment: {policy: chunked}\n")
+    assert scheduling(file.plan.deployment, said).policy == "chunked"
+    with pytest.raises(PlanError, match=r"deployment\.policy"):
+        parse_plan("lengths: [{isl: 6, osl: 4}]\nconcurrency: [1]\ndeployment: {policy: in_flight}\n")
 
 
 def test_a_version_with_a_line_break_is_known_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.special import kolmogorov
 
 from sizing.analyses.next_level import Option
-from sizing.engine import MOST_LOOKAHEAD, Batching, Replica, StepLaw
+from sizing.engine import MOST_LOOKAHEAD, Batching, Policy, Replica, StepLaw
 from sizing.engine_defaults import engine_defaults
 from sizing.errors import ScenarioError
 from sizing.fitting import fit
@@ -189,6 +190,22 @@ def test_a_fit_takes_what_is_known_of_the_engine(tmp_path: Path, capsys: pytest.
     assert json.loads(command([*asked, "--json"], capsys)[1])["lookahead_steps"] == 1
     assert "lookahead_steps" not in json.loads(command([*asked, "--lookahead-steps", "0", "--json"], capsys)[1])
     assert "looks 1 iteration ahead" in command(asked, capsys)[1]
+
+
+@pytest.mark.parametrize("policy", ["chunked", "prefill_first", "whole_prompt"])
+def test_a_fit_takes_what_a_server_told_of_its_scheduler(policy: Policy) -> None:
+    """Whatever the engine does by its defaults and whatever explains the points better, unless they disagree."""
+    engine = {"engine": "vllm", "engine_version": "0.15.1", "batching": "in_flight"}
+    told = engine | {"policy": policy, "token_budget": 300, "lookahead_steps": 0.0}
+    options = [Option(Lengths(1000, 100), users, 10 * users) for users in (1, 4, 16, 64)]
+    first, *rest = (simulated_point(option, looking(1.0, GPU), **told) for option in options)
+    found = fit([first, *rest])
+    assert (found.batching.policy, found.batching.token_budget, found.batching.lookahead_steps) == (policy, 300, 0)
+    assert "fitted_lookahead" not in [each.kind for each in found.warnings]
+    assert fit([first, *rest], token_budget=400, lookahead_steps=1.0).batching.token_budget == 400
+    assert fit([first, *rest], token_budget=400, lookahead_steps=1.0).batching.lookahead_steps == 1
+    unlike = fit([replace(first, token_budget=500, lookahead_steps=None, policy=""), *rest]).batching
+    assert unlike.token_budget not in (300, 500) and unlike.lookahead_steps == 1
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -263,6 +263,31 @@ def sglang(answer: str) -> Manners:
     return Manners(pages=pages, raw=(SGLANG / f"{answer}.http").read_bytes(), one_each=True)
 
 
+SERIAL = {  # what 0.5.23 said of itself with --chunked-prefill-size 256 --disable-overlap-schedule
+    "chunked_prefill_size": 256,
+    "max_prefill_tokens": 16384,
+    "enable_mixed_chunk": False,
+    "disable_overlap_schedule": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("info", "told"),
+    [
+        (SERIAL, ("prefill_first", 256, 0.0)),
+        (SERIAL | {"chunked_prefill_size": -1, "disable_overlap_schedule": False}, ("prefill_first", 16384, 1.0)),
+        (SERIAL | {"enable_mixed_chunk": True, "max_prefill_tokens": 128}, ("chunked", 128, 0.0)),
+        ({}, ("", None, None)),
+        (dict.fromkeys(SERIAL, "many"), ("", None, None)),
+        (dict.fromkeys(SERIAL, True), ("chunked", None, 0.0)),
+        (SERIAL | {"chunked_prefill_size": 10**30, "max_prefill_tokens": -5}, ("prefill_first", None, 0.0)),
+    ],
+)
+def test_sglang_tells_how_it_schedules(info: Any, told: tuple[str, int | None, float | None]) -> None:
+    with openai_server(Manners(owned_by="sglang", pages={"/get_server_info": info})) as server:
+        assert met(server).scheduling == told
+
+
 @pytest.mark.parametrize("usage", ["running", "total"])
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_sglang_tells_its_limits_and_its_tokens(endpoint: Any, usage: str, tmp_path: Path) -> None:

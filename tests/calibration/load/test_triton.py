@@ -19,6 +19,7 @@ from calibration.plan import ServerPlan
 from calibration.records import RequestLog
 from calibration.requests.source import PromptRequest
 from calibration.target import describe
+from sizing.points import Scheduling
 from tests.calibration.mock_server import MockServer, Script, asked, prompt
 
 OSL = 6
@@ -46,6 +47,28 @@ def chunks(log: RequestLog) -> list[list[int]]:
     """Tokens in each response with tokens, per request."""
     left = log.chunk_tokens.tolist()
     return [[left.pop(0) for _ in range(count)] for count in log.chunks]
+
+
+IN_FLIGHT = {"gpt_model_type": "inflight_fused_batching"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "policy"),
+    [
+        (IN_FLIGHT | {"enable_chunked_context": "True"}, "chunked"),
+        (IN_FLIGHT | {"enable_chunked_context": "false"}, "whole_prompt"),
+        (IN_FLIGHT | {"enable_chunked_context": "${enable_chunked_context}"}, ""),
+        (IN_FLIGHT, ""),
+        ({"gpt_model_type": "V1", "enable_chunked_context": "true"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_backend_tells_whether_it_chunks_prompts(parameters: dict[str, str], policy: str) -> None:
+    async def told() -> Scheduling:
+        async with MockServer(Script(engine=parameters)) as server:
+            return (await describe(ServerPlan(url=server.url))).scheduling
+
+    assert asyncio.run(told()) == Scheduling(policy)  # type: ignore[arg-type]
 
 
 def test_times_are_those_of_the_server() -> None:

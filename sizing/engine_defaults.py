@@ -54,15 +54,13 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
         ),
         # Prompts run apart unless mixed chunks are enabled; overlapped scheduling is on since 0.4
         # (lmsys.org/blog/2024-12-04-sglang-v0-4). The pool of requests has 2,048 to 4,096 slots unless memory limits
-        # it first. Chunks of prompts: SGLang 0.5.23, `arg_groups/memory_hook.py`; mem_fraction_static. Its front end
-        # and detokenizer are Python processes like vLLM's API server, and assumed to take as long to send a token.
+        # it first. Chunks of prompts: SGLang 0.5.23, `arg_groups/memory_hook.py`; mem_fraction_static.
         "sglang": _Row(
             "prefill_first",
             looks_ahead_since=(0, 4),
             max_batch_size=((0, 2048),),
             token_budget=((0, 2048), (20 * _GIB, 4096), (60 * _GIB, 8192), (160 * _GIB, 16_384)),
             memory_share=0.88,
-            send_s=0.08e-3,
         ),
         # Whole prompts beside decodes unless chunked context is enabled. PyTorch is the default backend since 1.0, and
         # its overlap scheduler is on. GUARANTEED_NO_EVICT reserves whole answers; `max_batch_size` of trtllm-serve and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from validation.evidence.recommend import (
     MODES,
     QUESTIONS,
     SEARCHED,
+    WIDER,
     Answer,
     Fleet,
     Pool,
@@ -29,6 +31,7 @@ from validation.evidence.recommend import (
     write_answers,
 )
 
+ROOT = Path(__file__).parents[2]
 SIZES = st.sampled_from([1, 2, 4, 8, 16])
 POOLS = st.builds(
     Pool, st.sampled_from(["agg", "prefill", "decode"]), SIZES, SIZES, st.just(1), SIZES, SIZES, SIZES, st.integers(1)
@@ -99,3 +102,17 @@ def test_no_answer_is_a_row_too() -> None:
     asked = QUESTIONS[0]
     told = recommended.theirs(Answer(asked, ENUMERATED, "agg", "", 1.0, (), problem="nothing within the limits"))
     assert told.gpus is None and "| none |" in next(recommended.table(asked, [told]))
+
+
+def test_the_page_counts_the_fleets_that_were_answered() -> None:
+    """Of each question the smaller count of the two searches; without any, the page would name none."""
+    page = (ROOT / "docs/how-it-works.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^,|]+), (\w+), ([\d,]+)/([\d,]+), .*?\| (\d+), [^|]*\| (\d+), ", page, re.MULTILINE)
+    answers = read_answers(recommended.KEPT)
+    for question, (name, gpu, isl, osl, *told) in zip(QUESTIONS, rows, strict=True):
+        assert (name, gpu) == (question.model.rpartition("/")[2], question.gpu)
+        assert (isl, osl) == (f"{question.isl:,}", f"{question.osl:,}")
+        for mode, gpus in zip(MODES, told, strict=True):
+            own = [each for each in answers if (each.question, each.mode) == (question, mode)]
+            assert {each.search for each in own} == {ENUMERATED, WIDER}
+            assert int(gpus) == min(each.fleets[0].gpus for each in own if each.fleets)

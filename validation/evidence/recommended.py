@@ -1,7 +1,8 @@
 """Fleets that AIConfigurator and aisimulate recommend, and the planner's, under the same Poisson arrivals.
 
-python -m validation.evidence.recommend --out answers.json          (their answers: an hour)
-python -m validation.evidence.recommended --answers answers.json    (this table: two minutes)
+python -m validation.evidence.recommended                           (this table: two minutes)
+python -m validation.evidence.recommend --out answers.json          (their answers anew: an hour)
+python -m validation.evidence.recommended --answers answers.json    (the table of these)
 
 Both are asked for the same ten questions (see recommend): they find the fewest GPUs whose mean TTFT and ITL are within
 the limits, the planner the fewest whose 95th percentiles are, without headroom and spares. Every fleet is then
@@ -34,6 +35,8 @@ from sizing.workload import Lengths, Limit, Sla, Workload
 from validation.evidence import recommend
 
 REQUESTS = 60_000
+KEPT = Path(__file__).with_name("recommended.json")
+"""What aisimulate 0.13.0 answered by enumeration, without the Bayesian searches, which take most of the hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,13 @@ HEADER = (
 
 
 @click.command()
-@click.option("--answers", "path", required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--answers",
+    "path",
+    default=KEPT,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Of the program `recommend`; those that are kept here by default.",
+)
 def main(path: Path) -> None:
     """Print a table of every question: their fleets and ours."""
     answers = recommend.read_answers(path)

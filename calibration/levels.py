@@ -170,12 +170,16 @@ def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
         assert times_s is not None, "a level of kind trace has lengths that are a trace"
         rate_per_s = (len(times_s) - 1) / float(times_s[-1] - times_s[0])
         return np.asarray((times_s - times_s[0]) * (rate_per_s / level.value))
+    wanted = warm_up_arrivals(plan, level, pace) + arrivals_wanted(plan, level) + 1
+    return law.times(min(wanted, MOST_REQUESTS), level.value, rng)
+
+
+def arrivals_wanted(plan: SweepPlan, level: Level) -> int:
+    """Requests, or first turns, that come to an open loop at a rate after its warm-up, if nothing ends it earlier."""
     until = plan.until_of(level)
-    warm_up = warm_up_arrivals(plan, level, pace)
     requests = (until.requests_max or level.requests) / turns_of(plan, level)
     longest = 0 if until.requests_max else math.ceil(level.value * (until.budget_s or 0.0))
-    wanted = max(math.ceil(requests), longest)
-    return law.times(min(warm_up + wanted + 1, MOST_REQUESTS), level.value, rng)
+    return max(math.ceil(requests), longest)
 
 
 class Order(Protocol):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -25,10 +24,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
+import numpy as np
 from rich.console import Console
 
+from calibration.errors import ServerError
+from calibration.levels import arrivals_wanted
 from calibration.load import system
-from calibration.plan import PlanFile, level_key, parse_plan
+from calibration.plan import PlanFile, SweepPlan, level_key, parse_plan
 from calibration.progress import Bar
 from calibration.run import run
 from calibration.store import Store
@@ -38,6 +40,7 @@ from lab.sglang.server import SglangServer
 from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import Settings
 from sizing.points import Point, read_points, write_points
+from sizing.workload import Arrivals
 from validation.evidence.measured_sessions import CLOSED_LOOPS, KV_TOKENS, LOOPS, SESSIONS, TABLE, Round, read_rounds
 from validation.evidence.measured_vllm import ARRIVALS, Drawn, Identity, identity, server_of, write_drawn
 
@@ -69,6 +72,10 @@ class Mix:
 
 
 CHAT, READING, WRITING = Mix(128, 48), Mix(400, 16), Mix(32, 96)
+
+
+SAME_S, MOST_LATE = 1e-6, 10
+"""Times that are the same but for rounding, and warm-up requests that may count as measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +184,15 @@ def measured(
         store = Store(f"sqlite:///{folder}/points.db")
 
         def measure(name: str, seed: int, **loads: Any) -> None:
+            file = plan_of(configuration, server, mix.entry, of_mix + seed, **loads)
             with Bar(console) as bar:
-                run_id = run(plan_of(configuration, server, mix.entry, of_mix + seed, **loads), store, bar)
+                run_id = run(file, store, bar)
             for each in store.measurements(run_id):
                 point = replace(each.point, source=f"{server_name}{name}")
                 found.append(point)
                 if point.load_kind == "poisson_rate":
                     records = store.records(run_id)[level_key(point)]
-                    drawn[identity(point)] = drawn_of(records, each.facts, point.load_value, loads["budget_s"])
+                    drawn[identity(point)] = drawn_of(records, each.facts, file.plan, point.load_value)
 
         def closed(name: str, seed: int, users: Sequence[int]) -> None:
             measure(f"closed loops, {name}", seed, concurrency=[*users], budget_s=configuration.closed_s)
@@ -200,12 +208,24 @@ def measured(
     return found, drawn
 
 
-def drawn_of(records: Path, facts: Mapping[str, float], rate_per_s: float, budget_s: float) -> Drawn:
-    """How random arrivals were drawn for a level of `budget_s`, by its records: see `calibration.levels.arrivals_of`,
-    whose seed is that of the plan and of the level."""
+def drawn_of(records: Path, facts: Mapping[str, float], plan: SweepPlan, rate_per_s: float) -> Drawn:
+    """How random arrivals were drawn for a level of the plan, by its records: see `calibration.levels.arrivals_of`,
+    whose seed is that of the plan and of the level. How many arrivals were warm-up depends on what the run knew of the
+    server, and all times on how many there were: the number is that which gives the times of the records.
+
+    Raises ServerError if there is none.
+    """
+    level = next(level for level in plan.levels() if not level.closed and level.value == rate_per_s)
     log, seed = read_log(records), decoded_about(records.read_bytes(), str(records)).seed
-    warm = int((log.intended_s[log.turn == 0] < facts["window_start_s"]).sum())
-    return Drawn((seed[0], seed[-1]), warm + math.ceil(rate_per_s * budget_s) + 1, warm)
+    due_s, of_times = np.sort(log.intended_s[log.turn == 0]), (seed[0], seed[-1])
+    warm = int((due_s < facts["window_start_s"]).sum())
+    fewest = arrivals_wanted(plan, level) + 1
+    for arrivals in range(fewest, fewest + 2 * warm + MOST_LATE):
+        times_s = Arrivals().times(arrivals, rate_per_s, np.random.default_rng(of_times))
+        both = min(arrivals, len(due_s))
+        if np.allclose(np.diff(times_s[:both]), np.diff(due_s[:both]), rtol=0, atol=SAME_S):
+            return Drawn(of_times, arrivals, warm, seed)
+    raise ServerError(f"{records}: no number of arrivals gives the times of these records")
 
 
 def sessions_measured(server: VllmServer, number: int, console: Console, budget_s: float = SESSION_S) -> Round:
@@ -214,12 +234,13 @@ def sessions_measured(server: VllmServer, number: int, console: Console, budget_
     with TemporaryDirectory() as folder:
         store = Store(f"sqlite:///{folder}/points.db")
         loads = {"rates": [SESSIONS.rate_per_s], "budget_s": budget_s}
+        file = plan_of(SESSION_SERVER, server, entry, 30 + number, **loads)
         with Bar(console) as bar:
-            run_id = run(plan_of(SESSION_SERVER, server, entry, 30 + number, **loads), store, bar)
+            run_id = run(file, store, bar)
         [found] = store.measurements(run_id)
         [records] = store.records(run_id).values()
         seed = decoded_about(records.read_bytes(), str(records)).seed
-        drawn = drawn_of(records, found.facts, SESSIONS.rate_per_s, budget_s)
+        drawn = drawn_of(records, found.facts, file.plan, SESSIONS.rate_per_s)
     return Round(
         kv_tokens=server.settings.kv_tokens,
         round=number,

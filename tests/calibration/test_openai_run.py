@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,19 @@ from calibration.__main__ import main
 from calibration.plan import ServerPlan, level_key, parse_plan
 from calibration.run import Listener, resume, run
 from calibration.store import DATABASE_VARIABLE, Store
+from calibration.store.records_file import read_log
 from calibration.target import access
 from sizing.errors import FitError
 from sizing.fitting import fit
 from tests.calibration.openai_server import MODEL, Manners, OpenAiServer, openai_server
+from validation.evidence import measured_vllm
+from validation.measure_vllm import drawn_of
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("unhurried")]
 KEY = "sk-do-not-tell-anybody"
+
+
+RATE_PER_S = 100.0
 
 
 @pytest.fixture(autouse=True)
@@ -312,3 +319,31 @@ def test_sessions_that_cannot_be_measured(manners: Manners, edit: tuple[str, str
     with openai_server(manners) as server:
         line = refused(ran(tmp_path, sessions(server, "rates: [5]").replace(*edit)))
     assert says in line, line
+
+
+@pytest.mark.parametrize(("shared", "budget_s"), [(0, 0.8), (12, 2.0)])
+def test_random_arrivals_are_drawn_again_as_they_were_sent(
+    shared: int, budget_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the evidence keeps of a level: its times and, request by request, its lengths. A level has a hundred
+    requests at least: within 0.8 s only a part of them is sent."""
+    lengths = f"{{isl: 30, osl: 8, isl_cv: 0.4, osl_cv: 0.5, shared_prefix: {shared}}}"
+    with openai_server(Manners()) as server:
+        text = plan(server, extra=f"budget_s: {budget_s:g}\nuntil: {{half_width: 0.001}}\n").replace(
+            "concurrency: [2]", f"rates: [{RATE_PER_S:g}]"
+        )
+        text = text.replace("self_check: false", "self_check: false, processes: 1")
+        text = text.replace("{isl: 30, osl: 8, isl_cv: 0, osl_cv: 0}", lengths).replace("requests_per_level: 30\n", "")
+        file = parse_plan(text)
+        run(file, Store())
+    (found,), (records,) = Store().measurements(1), Store().records(1).values()
+    monkeypatch.setattr(measured_vllm, "ARRIVALS", tmp_path / "arrivals.csv")
+    drawn = {measured_vllm.identity(found.point): drawn_of(records, found.facts, file.plan, RATE_PER_S)}
+    measured_vllm.write_drawn(measured_vllm.ARRIVALS, drawn)
+    again, log = measured_vllm.sent(replace(found.point, prefix_tokens=shared)), read_log(records)
+    assert again is not None and again.isl is not None and again.osl is not None
+    order = np.argsort(log.intended_s)[: len(again.isl)]
+    both = len(order)  # fewer where the level ended as the last were due
+    assert both >= 0.5 * RATE_PER_S * budget_s and len(again.isl) - both <= 0.1 * both
+    assert np.array_equal(again.isl[:both], log.isl[order]) and np.array_equal(again.osl[:both], log.osl[order])
+    assert np.allclose(np.diff(again.arrival_s[:both]), np.diff(log.intended_s[order]), atol=1e-6)

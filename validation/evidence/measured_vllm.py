@@ -5,8 +5,9 @@ lengths, each measured twice, and between them Poisson arrivals at 50, 70 and 85
 loop, in three rounds. All closed loops of a server are fitted together, by what the server tells of itself alone; as
 `calibration size` measures, four levels of each mix alone; and, as `calibration run` does, these with one round of
 random arrivals, at the middle rate. What is asked of the law is the very arrivals that a round sent, drawn again from
-their seed: all servers were sent the same few streams, whose luck would else be taken for errors of the law. Only the
-lengths of the requests are left to chance. The error of a rate is the mean of its rounds, those that were fitted left
+their seed: all servers were sent the same few streams, whose luck would else be taken for errors of the law. The
+requests' lengths are drawn again too where their seed was kept, as it is since 29 November; before, they are left to
+chance. The error of a rate is the mean of its rounds, those that were fitted left
 out; how far the rounds, and the two measurements of a closed loop, lie apart is said beside the errors. Bands are those
 that `size --verify` shows of a measurement, and each round is one. The client keeps off the last core, which is the
 engine's. On a real GPU, of which there were minutes (lab/gpu), most rates have one round.
@@ -20,7 +21,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -29,6 +30,8 @@ import numpy as np
 import pandas as pd
 from numpy.random import SeedSequence
 
+from calibration.requests.lengths import LengthsPlan
+from calibration.requests.source import RequestSource
 from sizing.analyses.verification import Sent, compared, measurements
 from sizing.candidates import from_fit
 from sizing.files import resource
@@ -38,7 +41,7 @@ from sizing.prediction import Quantiles
 from sizing.question import Question
 from sizing.queueing import predict
 from sizing.simulator import simulate
-from sizing.workload import Arrivals, Limit, Metric, Prefix, Sla, Workload, metric_name
+from sizing.workload import Arrivals, Limit, Metric, Prefix, Sla, Tokens, Workload, metric_name
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_silicon import four
 from validation.evidence.measured_stages import Figure
@@ -163,11 +166,12 @@ def server_of(point: Point) -> str:
 
 class Drawn(NamedTuple):
     """How the arrivals of a point were drawn: the seed, how many there would have been, and how many of them came
-    before the measurement."""
+    before the measurement; and the seed of their lengths, empty where it was not kept."""
 
     seed: tuple[int, ...]
     arrivals: int
     warm: int
+    lengths_seed: tuple[int, ...] = ()
 
 
 Identity = tuple[str, ...]
@@ -187,10 +191,14 @@ def read_drawn(table: Path) -> dict[Identity, Drawn]:
     with table.open(encoding="utf-8", newline="") as file:
         return {
             tuple(row[name] for name in IDENTITY): Drawn(
-                tuple(map(int, row["seed"].split())), int(row["arrivals"]), int(row["warm"])
+                _numbers(row["seed"]), int(row["arrivals"]), int(row["warm"]), _numbers(row["lengths_seed"])
             )
             for row in csv.DictReader(file)
         }
+
+
+def _numbers(cell: str) -> tuple[int, ...]:
+    return tuple(map(int, cell.split()))
 
 
 def write_drawn(table: Path, more: Mapping[Identity, Drawn]) -> None:
@@ -200,12 +208,12 @@ def write_drawn(table: Path, more: Mapping[Identity, Drawn]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*IDENTITY, *Drawn._fields])
         for name, drawn in rows.items():
-            writer.writerow([*name, " ".join(map(str, drawn.seed)), drawn.arrivals, drawn.warm])
+            writer.writerow([*name, *(" ".join(map(str, each)) if isinstance(each, tuple) else each for each in drawn)])
     read_drawn.cache_clear()
 
 
 def sent(point: Point) -> Sent | None:
-    """The requests of a point: as they were kept, or when they were sent, drawn again; None where neither is known."""
+    """The requests of a point: as they were kept, or drawn again; None where neither is possible."""
     if kept := read_sent(GPU / point.source.partition("; ")[0]).get(identity(point)):
         return kept
     drawn = read_drawn(ARRIVALS).get(identity(point))
@@ -214,7 +222,19 @@ def sent(point: Point) -> Sent | None:
     times_s = Arrivals().times(drawn.arrivals, point.load_value, np.random.default_rng(drawn.seed))
     start_s = float(times_s[drawn.warm])
     stop_s = start_s + point.duration_s
-    return Sent(times_s[times_s < stop_s], start_s, stop_s)
+    arrival_s = times_s[times_s < stop_s]
+    return Sent(arrival_s, start_s, stop_s, *lengths_of(point, drawn.lengths_seed, len(arrival_s)))
+
+
+def lengths_of(point: Point, seed: tuple[int, ...], requests: int) -> tuple[Tokens, Tokens] | tuple[None, None]:
+    """ISL and OSL of the first requests of a level, drawn as they were; None where their seed was not kept."""
+    if not seed:
+        return None, None
+    shared = round(point.prefix_tokens or 0)
+    law = LengthsPlan(isl=point.isl, osl=point.osl, isl_cv=point.isl_cv, osl_cv=point.osl_cv, shared_prefix=shared)
+    drawn = islice(RequestSource(law, None, False, seed).requests(), requests)
+    isl, osl = np.array([(request.isl, request.osl) for request in drawn], np.int64).T
+    return isl, osl
 
 
 @cache

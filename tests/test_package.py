@@ -34,6 +34,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ROOMS = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 OWN_WORLD = (
     "lab/gpu",
+    "lab/paced",
     "lab/reference",
     "lab/sglang",
     "lab/vllm",

@@ -49,12 +49,22 @@ def written(*points: Point) -> str:
 
 
 def test_the_columns_stand_at_the_end_and_may_be_missing(tmp_path: Path) -> None:
-    assert COLUMNS[-5:] == ("verdict", "prefix_tokens", "prefix_hit", "kv_tokens", "protocol")
+    added = (
+        "verdict",
+        "prefix_tokens",
+        "prefix_hit",
+        "kv_tokens",
+        "protocol",
+        "policy",
+        "token_budget",
+        "lookahead_steps",
+    )
+    assert COLUMNS[-len(added) :] == added
     told = replace(POINT, prefix_tokens=600.0, prefix_hit=0.25, protocol="burst")
     (tmp_path / "new.csv").write_text(written(POINT, told))
     assert read_points(tmp_path / "new.csv") == [POINT, told]
     lines = [line.split(",") for line in written(POINT).splitlines()]
-    (tmp_path / "old.csv").write_text("\n".join(",".join(cells[:-5]) for cells in lines))
+    (tmp_path / "old.csv").write_text("\n".join(",".join(cells[: -len(added)]) for cells in lines))
     assert read_points(tmp_path / "old.csv") == [POINT]
 
 

@@ -2,7 +2,6 @@
 
 Run: python -m validation.speed.queueing [--requests 100000] [--arrivals gamma:cv=2]
          [--replicas 8 --routing round_robin]
-     python -m validation.speed.queueing --feature all [--cases]
 """
 
 from __future__ import annotations
@@ -197,14 +196,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--routing", choices=ROUTINGS, default="random")
     parser.add_argument("--others", action="store_true", help="Cases on which the model was not refined.")
-    parser.add_argument("--feature", help="One feature of benchmarks.queueing_features, or all: errors at three loads.")
-    parser.add_argument("--cases", action="store_true", help="With --feature: a line for each case too.")
     asked = parser.parse_args()
-    if asked.feature:
-        from validation.speed.queueing_features import print_features  # it builds on this module's cases
-
-        print_features(asked.feature, asked.requests, every_case=asked.cases)
-        return
     table = Table("case", "ms", "rate: SLAs", "median error", "worst", *SHOWN, title="percentiles at 0.8")
     of_rates: list[float] = []
     of_percentiles = []

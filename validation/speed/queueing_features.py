@@ -1,10 +1,11 @@
 """What the analytic model makes of each feature of engines and workloads, against the simulator of the same law.
 
-Run: python -m validation.speed.queueing --feature all (or a name of FEATURES)
+Run: python -m validation.speed.queueing_features [--feature NAME] [--requests 100000] [--cases]
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -104,18 +105,22 @@ def stable_error(case: Case) -> float:
     return stable_rate_per_s(case.replica, case.lengths, case.prefix) / rate_per_s - 1
 
 
-def print_features(asked: str, requests: int, *, every_case: bool = False) -> None:
+def main() -> None:
     """For each feature the errors at each utilization: median, and the worst with its sign."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--feature", choices=FEATURES, help="One feature; all by default.")
+    parser.add_argument("--requests", type=int, default=100_000, help="Requests of each simulated run.")
+    parser.add_argument("--cases", action="store_true", help="A line for each case too.")
+    asked = parser.parse_args()
     table = Table("feature", "case", "stable rate", "load", *SHOWN)
-    names = list(FEATURES) if asked == "all" else [asked]
-    for name in track(names):
+    for name in track([asked.feature] if asked.feature else list(FEATURES)):
         chosen = cases(FEATURES[name])
-        found = np.array([errors(case, requests) for case in chosen])
+        found = np.array([errors(case, asked.requests) for case in chosen])
         stable = np.array([stable_error(case) for case in chosen])
         for place, load in enumerate(UTILIZATIONS):
             row = [spread(found[:, place, column]) for column in range(len(SHOWN))]
             table.add_row(name, f"all {len(chosen)}", spread(stable), str(load), *row)
-            for number, case in enumerate(chosen if every_case else ()):
+            for number, case in enumerate(chosen if asked.cases else ()):
                 cells = [f"{error:+.1%}" for error in found[number, place]]
                 table.add_row(name, case.name, f"{stable[number]:+.1%}", str(load), *cells)
     Console(width=170).print(table)
@@ -125,3 +130,7 @@ def spread(errors: Floats) -> str:
     """Median of the absolute error, and the worst; what is infinite (saturated by formula) is worst."""
     worst = errors[np.argmax(np.abs(errors))]
     return f"{np.median(np.abs(errors)):.1%}, worst {worst:+.0%}"
+
+
+if __name__ == "__main__":
+    main()

@@ -171,6 +171,26 @@ def test_sglangs_chunks_grow_with_the_memory(memory_bytes: float, budgets: tuple
     assert engine_defaults("sglang", memory_bytes=memory_bytes).token_budgets == budgets
 
 
+@pytest.mark.parametrize(
+    ("engine", "gpu", "memory_bytes", "slots", "budgets"),
+    [
+        ("vllm", "h100_sxm", 80e9, 1024, (8192,)),
+        ("vllm", "a100_sxm", 80e9, 256, (2048,)),
+        ("vllm", "A100-PCIE-40GB", 40e9, 256, (2048,)),
+        ("vllm", "l40s", 48e9, 256, (2048,)),
+        ("vllm", "cpu", 0, 256, (2048,)),
+        ("vllm", "", 0, 256, (8192, 2048)),
+        ("sglang", "a100_sxm", 80e9, 2048, (8192,)),
+        ("trtllm", "a100_sxm", 80e9, 2048, (8192,)),
+        ("mine", "h100_sxm", 80e9, 256, (8192,)),
+    ],
+)
+def test_batches_by_default(engine: str, gpu: str, memory_bytes: float, slots: int, budgets: tuple[int, ...]) -> None:
+    """vLLM's `EngineArgs` count an A100 among the small GPUs whatever its memory, and have a CPU apart."""
+    found = engine_defaults(engine, gpu=gpu, memory_bytes=memory_bytes)
+    assert (found.max_batch_size, found.token_budgets) == (slots, budgets)
+
+
 @pytest.mark.parametrize("steps", [-0.1, MOST_LOOKAHEAD + 0.1, float("nan")])
 def test_impossible_numbers_of_steps(steps: float) -> None:
     with pytest.raises(ScenarioError, match="lookahead_steps must be from 0 to 4"):

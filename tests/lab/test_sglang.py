@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lab.life import on_other_cores
+from lab.life import last_error, on_other_cores
 from lab.pace import PACED, SMALLEST, Pace
 from lab.sglang.server import SglangServer, flags
 from lab.vllm.settings import Settings
@@ -132,6 +132,19 @@ def test_the_options_say_what_the_settings_say() -> None:
     assert "--disable-radix-cache" not in flags(replace(SETTINGS, kv_reuse=True), Path("model"))
     whole = flags(replace(SETTINGS, chunked_prefill=False), Path("model"))
     assert "--chunked-prefill-size -1" in " ".join(whole)
+    assert "--mem-fraction-static" in whole, (
+        "without chunks SGLang keeps all memory for activations, and none for tokens"
+    )
+
+
+def test_the_line_on_a_server_that_does_not_start_is_not_about_models_it_never_serves(tmp_path: Path) -> None:
+    """As SGLang 0.5.23 ended: its log holds a line for each model that needs a GPU, before and beside the error."""
+    log = tmp_path / "server.log"
+    log.write_text(
+        "[2026-11-29 03:32:42] Ignore import error when loading sglang.srt.models.mamba: cannot import name\n"
+        "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=-0.049.\n"
+    )
+    assert last_error(log).startswith("ValueError: Loaded weights")
 
 
 def test_the_engine_has_the_last_core_and_the_server_the_others(

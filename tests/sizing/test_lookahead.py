@@ -224,8 +224,27 @@ def test_a_fit_takes_what_a_server_told_of_its_scheduler(policy: Policy) -> None
     assert "fitted_lookahead" not in [each.kind for each in found.warnings]
     assert fit([first, *rest], token_budget=400, lookahead_steps=1.0).batching.token_budget == 400
     assert fit([first, *rest], token_budget=400, lookahead_steps=1.0).batching.lookahead_steps == 1
-    unlike = fit([replace(first, token_budget=500, lookahead_steps=None, policy=""), *rest]).batching
-    assert unlike.token_budget not in (300, 500) and unlike.lookahead_steps == 1
+    unlike = fit([replace(first, token_budget=500, lookahead_steps=None, policy="static"), *rest]).batching
+    assert unlike.token_budget not in (300, 500) and unlike.lookahead_steps == 1 and unlike.policy == "chunked"
+    nothing = [replace(point, policy="", token_budget=0, lookahead_steps=None) for point in (first, *rest)]
+    assert fit(nothing).batching == unlike
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        (looking(0.0, GPU), {"lookahead_steps": 1.0}),
+        (Replica(GPU, Batching("chunked", token_budget=256)), {"token_budget": 8192}),
+    ],
+)
+def test_what_a_server_told_holds_where_the_points_say_otherwise(engine: Replica, told: dict[str, Any]) -> None:
+    known = {"engine": "vllm", "engine_version": "0.32.0", "batching": "in_flight"}
+    options = [Option(Lengths(1000, 100, 0.3, 0.5), users, 20 * users) for users in (1, 2, 4, 16, 64)]
+    points = [simulated_point(option, engine, 1, **known) for option in options]
+    found, held = fit(points), fit([replace(point, **told) for point in points])
+    ((name, value),) = told.items()
+    assert getattr(held.batching, name) == value != getattr(found.batching, name)
+    assert "fitted_lookahead" not in [each.kind for each in held.warnings] or name != "lookahead_steps"
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

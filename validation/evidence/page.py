@@ -96,16 +96,16 @@ about real machines.
 
   The law is asked about exactly the arrivals that a round sent, drawn again from their seed, starting from an empty
   server; only the lengths of the requests are left to chance, and sixty draws of them are averaged. These tables do
-  not record how many arrivals were drawn, nor the seed of their lengths, as those measured from now on will. The number
-  follows from the results of the level before, and nearly all measurements that ended with their arrivals then last
-  as long as these, to the millisecond; for six that do not, the law is asked about any arrivals. Until 29 November the
-  21 levels that were planned with more arrivals than their time had room for, most of them of a small KV cache, were
-  drawn again with fewer, and so at other times. Until 27 November it was any arrivals for all. But every server had been sent the
-  same nine streams, so one unlucky stream counted as many errors of the law: p95 TTFT at the pace of GPUs was then
-  off by 10.4 % in the median, on the CPU by 17.4 %, and bands were twice as wide. The note has the errors for any
-  arrivals as well. Servers measured from now on have streams of their own. The band is that of `size --verify`,
-  which knows the lengths too, and of levels measured twice how far a server varies from run to run (2 % in all
-  times where none was), which a busy server amplifies.
+  not record how many arrivals were drawn, nor the seed of their lengths, as those measured from now on will. The
+  number follows from the results of the level before, and nearly all measurements that ended with their arrivals then
+  last as long as these, to the millisecond; for six that do not, the law is asked about any arrivals. Until 29
+  November the 21 levels that were planned with more arrivals than their time had room for, most of them of a small KV
+  cache, were drawn again with fewer, and so at other times. Until 27 November it was any arrivals for all. But every
+  server had been sent the same nine streams, so one unlucky stream counted as many errors of the law: p95 TTFT at the
+  pace of GPUs was then off by 10.4 % in the median, on the CPU by 17.4 %, and bands were twice as wide. The note has
+  the errors for any arrivals as well. Servers measured from now on have streams of their own. The band is that of
+  `size --verify`, which knows the lengths too, and of levels measured twice how far a server varies from run to run
+  (2 % in all times where none was), which a busy server amplifies.
 
   The fit is given the batch limit, which vLLM's metrics lack, except for *few slots*, and the name of the model,
   whose shape says how many experts a batch reads; only on the H200 does it lean on kernel timings. It leans on vLLM's
@@ -141,20 +141,21 @@ about real machines.
   *overlapped*, as SGLang schedules beside a GPU; the others are without that. Its scheduler computes waiting prompts
   before it decodes on, where vLLM does both in one iteration. SGLang says so itself, with the size of its chunks and
   whether it overlaps, and calibration keeps it in the points; to these tables it was added, as their servers had been
-  told. Without, the fit finds by itself, at each mix of a server, that prompts run first, but neither the small chunks
-  nor, for the two overlapped mixes together, anything right, and TTFT is off by up to half (now by a fifth, leaving out the
-  small KV cache): p95 TTFT was 10.9 % off in the median, 46 % at p90. The small model that is computed beside takes
-  longer than a GPU's step at 32 users, where ITL is 10 to 18 % longer than the kernels'. By the kernels' law itself and the time outside the
-  engine that one user shows, with prompts first and one step of look-ahead, TTFT of these closed loops is within 6 %
-  and ITL within 8 % up to 16 users; with prompts in chunks and no look-ahead, as estimates of SGLang assumed until
-  this was measured, they are up to 28 and 15 % too short. The small KV cache makes requests wait: rounds of its
-  highest rate differ seven times in p50 TTFT, and their bands say so. Rounds of 30 seconds have 25 to 350 requests, and
-  by luck of their lengths their p95 TTFT lies 10 to 20 % around its mean. One more round of 60 seconds at 7.9
-  requests/s of 1,500 tokens, whose 475 requests were known one by one, says how much of the errors that is: their p95
-  TTFT was 0.553 s, by the steps' own times and SGLang's rule 0.553 s, by the law fitted to all three mixes 0.535 s
-  (p50: 0.173, 0.173, 0.193 s), and of any requests at that rate the law says 0.655 s. SGLang reserves whole answers only for requests that ignore the end of text, as this
-  project's and most load generators' do; of others it expects a tenth to seven tenths, and takes more of them at
-  once.
+  told. Without, the fit finds by itself, at each mix of a server, that prompts run first, but not the small chunks,
+  and for the two overlapped mixes together another scheduler. p95 TTFT was then 10.9 % off in the median and 46 % at
+  p90, and is now 11.6 and 24 %; p50 was 7.7 and 28 %, and is 5.9 and 19 %. The small model that is computed beside
+  takes longer than a GPU's step at 32 users, where ITL is 10 to 18 % longer than the kernels'. By the kernels' law
+  itself and the time outside the engine that one user shows, with prompts first and one step of look-ahead, TTFT of
+  these closed loops is within 6 % and ITL within 8 % up to 16 users; with prompts in chunks and no look-ahead, as
+  estimates of SGLang assumed until this was measured, they are up to 28 and 15 % too short. With the small KV cache
+  requests wait at the highest rate, where rounds differ seven times in p50 TTFT: of the very arrivals that were sent
+  the law expects five times as much as was measured. Rounds of 30 seconds have 25 to 350 requests, and by luck of
+  their lengths their p95 TTFT lies 10 to 20 % around its mean. One more round of 60 seconds at 7.9 requests/s of
+  1,500 tokens, whose 475 requests were known one by one, says how much of the errors that is: their p95 TTFT was
+  0.553 s, by the steps' own times and SGLang's rule 0.553 s, by the law fitted to all three mixes 0.535 s (p50:
+  0.173, 0.173, 0.193 s), and of any requests at that rate the law says 0.655 s. SGLang reserves whole answers only
+  for requests that ignore the end of text, as this project's and most load generators' do; of others it expects a
+  tenth to seven tenths, and takes more of them at once.
 - **Sessions on a prefix cache.** The same vLLM at the pace of GPUs, with prefix caching and a KV cache of three sizes:
   roomy, tight, and thrashing, where contexts crowd each other out before their next turn. Sessions of eight turns begin
   at random, once a second, for two and a half minutes, twice; every turn repeats the whole conversation, the server's

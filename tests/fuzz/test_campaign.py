@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from contextlib import suppress
+from mmap import PAGESIZE, mmap
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,9 @@ def many_lines(raw: bytes, folder: Path) -> None:
 
 
 def hoard(raw: bytes, folder: Path) -> None:
-    _ = len(b"x" * (60 << 20))
+    """Take 64 MB from the system: the heap may still hold as much that earlier tests freed."""
+    with mmap(-1, 64 << 20) as memory:
+        memory[::PAGESIZE] = bytes(len(memory) // PAGESIZE)
 
 
 def dawdle(raw: bytes, folder: Path) -> None:

@@ -449,12 +449,16 @@ def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> 
     given = {name: value for name, value in said.items() if value is not None}
     if kind is None and is_bundle(file):
         nothing_said("an exported run", given)
-        run_id, new = import_bundle(store, file)
+        stored = [import_bundle(store, file)]
     else:
-        run_id, new = import_measurements(store, f"imported from {file.name}", read_file(file, kind, given))
-    points = store.points(run_id)
+        stored = import_measurements(store, f"imported from {file.name}", read_file(file, kind, given))
+    numbers, new = [each.run_id for each in stored], any(each.new for each in stored)
+    of_run = {number: store.points(number) for number in numbers}
     if as_json:
-        click.echo(json.dumps({"run": run_id, "new": new, "points": [asdict(point) for point in points]}))
+        every = [asdict(point) for points in of_run.values() for point in points]
+        click.echo(json.dumps({"run": numbers[0], "runs": numbers, "new": new, "points": every}))
         return
-    click.echo(f"run {run_id}: {len(points)} points{'' if new else ', which were in the store already'}")
-    click.echo(table(points), nl=False)
+    for number, is_new in stored:
+        points = of_run[number]
+        click.echo(f"run {number}: {len(points)} points{'' if is_new else ', which were in the store already'}")
+        click.echo(table(points), nl=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from calibration.importers import read_measurements
 from calibration.plan import LevelKey, level_key
 from calibration.records import Measurement
 from calibration.store import Store
-from calibration.store.bundle import import_bundle, import_measurements, is_bundle, read_bundle
+from calibration.store.bundle import Imported, import_bundle, import_measurements, is_bundle, read_bundle
 from calibration.store.database import clean
 from sizing.errors import PointsError
-from sizing.points import MOST_POINTS, REPLICAS, Point, read_points
+from sizing.points import MOST_POINTS, Point, read_points
 
 POINTS_TABLE = "points"
 MOST_UPLOAD_BYTES = 20 * 1000 * 1000
@@ -26,10 +27,12 @@ MOST_UPLOAD_POINTS = 10_000
 MOST_UPLOAD_VALUES = 20_000_000
 """Most values of a request log: 160 MB in memory, however small the file."""
 LONGEST_NAME = 80
+MOST_TIMES = 100
+"""Most measurements of one level in a file: each becomes a run of its own."""
 
 
 def read_file(file: Path, kind: str | None, said: Mapping[str, object], most: int = MOST_POINTS) -> list[Measurement]:
-    """The measurements in a points table or in another tool's file, each level once, and at most `most` of them.
+    """The measurements in a points table or in another tool's file, at most `most` of them, each once.
 
     `kind`: POINTS_TABLE or one of `calibration.importers.KINDS`, detected from the content if None. `said` is what the
     file leaves out, by the names of `importers.reading.KnownFacts`. Raises FileError or PointsError, one line; a file
@@ -40,15 +43,16 @@ def read_file(file: Path, kind: str | None, said: Mapping[str, object], most: in
         found = [Measurement(point) for point in read_points(file, most)]
     else:
         found = read_measurements(file, kind=kind, deployment=said, most=most)
-    seen: set[LevelKey] = set()
-    for key in (level_key(item.point) for item in found):
-        if key in seen:
+    times, seen = Counter[LevelKey](), set[Point]()
+    for point in (item.point for item in found):
+        key = level_key(point)
+        times[key] += 1
+        if point in seen or times[key] > MOST_TIMES:
             isl, osl, _, _, load_kind, value = key
-            of_one = ", of one of the replicas," if REPLICAS in _columns(file) else ""
-            raise FileError(
-                f"{file}: two points{of_one} at ISL {isl:g}, OSL {osl:g}, {load_kind} {value:g}: keep one of them"
-            )
-        seen.add(key)
+            what = "two equal points" if point in seen else f"more than {MOST_TIMES} measurements"
+            remedy = "keep one of them" if point in seen else "split the file"
+            raise FileError(f"{file}: {what} at ISL {isl:g}, OSL {osl:g}, {load_kind} {value:g}: {remedy}")
+        seen.add(point)
     return found
 
 
@@ -111,15 +115,15 @@ def preview(store: Store, upload: Upload) -> tuple[Point, ...]:
     return points
 
 
-def take_in(store: Store, upload: Upload) -> tuple[int, bool]:
-    """Store an upload whose preview was accepted: the number of its run, and whether it is new to the store.
+def take_in(store: Store, upload: Upload) -> list[Imported]:
+    """Store an upload whose preview was accepted: as one run, or as several where levels were measured repeatedly.
 
     Raises FileError, PointsError or StoreError; then nothing is stored.
     """
     preview(store, upload)
     with _laid_down(store, upload) as file:
         if _whole_run(upload, file):
-            return import_bundle(store, file)
+            return [import_bundle(store, file)]
         found = _read(upload, file)
         return import_measurements(store, f"imported from {upload.shown_name}", found)
 

@@ -7,12 +7,13 @@ import re
 import struct
 import uuid
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import sqlalchemy as sql
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -270,8 +271,15 @@ def _run_part(run: Run) -> RunPart:
     return RunPart(**values | {"state": "interrupted" if run.state == "lost" else run.state})
 
 
-def import_bundle(store: Store, path: Path) -> tuple[int, bool]:
-    """Import the run in the file at `path`: its number in the store, and whether it is new there.
+class Imported(NamedTuple):
+    """The number of a run, and whether it is new to the store."""
+
+    run_id: int
+    new: bool
+
+
+def import_bundle(store: Store, path: Path) -> Imported:
+    """Import the run in the file at `path`.
 
     A run is identified by its UUID. Importing it again adds what is missing here (points measured elsewhere since, and
     logs that are not on this machine) and accepts points that were discarded or pending. All or nothing. Raises
@@ -285,7 +293,7 @@ def import_bundle(store: Store, path: Path) -> tuple[int, bool]:
             return _adopt(store, bundle)
 
 
-def _adopt(store: Store, bundle: Bundle) -> tuple[int, bool]:
+def _adopt(store: Store, bundle: Bundle) -> Imported:
     with removed_on_error() as written, store.database.writing() as connection:
         known = connection.execute(sql.select(runs.c.id).where(runs.c.uuid == bundle.run.uuid)).scalar()
         run_id = insert_run(connection, bundle.run.model_dump()) if known is None else int(known)
@@ -304,7 +312,7 @@ def _adopt(store: Store, bundle: Bundle) -> tuple[int, bool]:
             written.append(file)
             with replacing(file) as content:
                 content.write(bundle.read(member))
-    return run_id, known is None
+    return Imported(run_id, new=known is None)
 
 
 def _insert(store: Store, connection: sql.Connection, run_id: int, parts: list[PointPart]) -> dict[Path, str]:
@@ -358,11 +366,12 @@ _NAMESPACE = uuid.UUID("5c3b1b52-6f0c-4e5e-9a55-2f1f6c2d8a10")
 _CLOCK = "seconds since the first request"
 
 
-def import_measurements(store: Store, label: str, found: Sequence[Measurement]) -> tuple[int, bool]:
-    """Store `found` with their logs as a finished run called `label`, all accepted: its number, and whether it is new.
+def import_measurements(store: Store, label: str, found: Sequence[Measurement]) -> list[Imported]:
+    """Store `found` with their logs as finished runs called `label`, all accepted. All or nothing.
 
-    The same points are the same run; if they were discarded, they are accepted again. Raises StoreError if the store
-    fails.
+    A run holds a level once: where `found` has more measurements of one, the second of each level are a run of their
+    own, and so on. The same points are the same run; if they were discarded, they are accepted again. Raises StoreError
+    if the store fails.
     """
     try:
         return _take_in(store, label, found)
@@ -370,18 +379,36 @@ def import_measurements(store: Store, label: str, found: Sequence[Measurement]) 
         return _take_in(store, label, found)
 
 
-def _take_in(store: Store, label: str, found: Sequence[Measurement]) -> tuple[int, bool]:
+def _take_in(store: Store, label: str, found: Sequence[Measurement]) -> list[Imported]:
+    with removed_on_error() as written, store.database.writing() as connection:
+        return [_run_of(store, connection, label, each, written) for each in _rounds(found)]
+
+
+def _rounds(found: Sequence[Measurement]) -> list[list[Measurement]]:
+    """The first measurements of all levels, then the second of those that have one, and so on."""
+    before, rounds = Counter[LevelKey](), list[list[Measurement]]()
+    for item in found:
+        key = level_key(item.point)
+        if before[key] == len(rounds):
+            rounds.append([])
+        rounds[before[key]].append(item)
+        before[key] += 1
+    return rounds
+
+
+def _run_of(
+    store: Store, connection: sql.Connection, label: str, found: Sequence[Measurement], written: list[Path]
+) -> Imported:
     points = "\n".join(sorted(repr(item.point) for item in found))
     name = str(uuid.uuid5(_NAMESPACE, hashlib.sha256(points.encode()).hexdigest()))
-    with removed_on_error() as written, store.database.writing() as connection:
-        known = connection.execute(sql.select(runs.c.id).where(runs.c.uuid == name)).scalar_one_or_none()
-        if known is not None:
-            set_standing(connection, int(known), "accepted")
-            return int(known), False
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        values = {"uuid": name, "plan": "", "folder": "", "label": label, "levels": len(found), "state": "done"}
-        run_id = insert_run(connection, values | {"created": now, "ended": now, "error": ""})
-        for item in found:
-            if file := keep(connection, store.database.records, run_id, item, clock=_CLOCK):
-                written.append(file)
-    return run_id, True
+    known = connection.execute(sql.select(runs.c.id).where(runs.c.uuid == name)).scalar_one_or_none()
+    if known is not None:
+        set_standing(connection, int(known), "accepted")
+        return Imported(int(known), new=False)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    values = {"uuid": name, "plan": "", "folder": "", "label": label, "levels": len(found), "state": "done"}
+    run_id = insert_run(connection, values | {"created": now, "ended": now, "error": ""})
+    for item in found:
+        if file := keep(connection, store.database.records, run_id, item, clock=_CLOCK):
+            written.append(file)
+    return Imported(run_id, new=True)

@@ -26,7 +26,7 @@ from sizing.points import Deployment, Point, read_points
 from sizing.question import Question
 from sizing.text import cautions
 from sizing.workload import Arrivals, Limit, Sla, Workload
-from validation.evidence.measured_vllm import sent
+from validation.evidence.measured_arrivals import sent
 
 OUT = DATA.parent / "docs" / "gpu-measurements.md"
 WHAT_IT_IS = """\

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from calibration import incoming
 from calibration.errors import FileError
 from calibration.incoming import Upload, preview, take_in
-from calibration.plan import level_key
 from calibration.store import Store
 from calibration.store.bundle import export_bundle
 from sizing.errors import PointsError
+from sizing.files import resource
 from sizing.points import write_points
 from tests.calibration.kept import POINT, measurement
 
@@ -63,7 +63,7 @@ def test_a_name_is_only_shown(store: Store, tmp_path: Path, name: str) -> None:
     upload = Upload(name, table())
     assert preview(store, upload) == (POINT,)
     assert files(tmp_path) == before and store.runs() == []
-    run_id, new = take_in(store, upload)
+    ((run_id, new),) = take_in(store, upload)
     assert new and store.points() == [POINT]
     label = store.run(run_id).label
     assert label.startswith("imported from ") and not set(label) & set("/\\\x1b")
@@ -82,7 +82,7 @@ def test_a_run_is_the_same_by_upload_as_by_path(store: Store, tmp_path: Path) ->
     before = files(tmp_path)
     assert preview(store, Upload("run.zip", content)) == (POINT,)
     assert store.runs() == [] and files(tmp_path) == before
-    run_id, _ = take_in(store, Upload("run.zip", content))
+    ((run_id, _),) = take_in(store, Upload("run.zip", content))
     export_bundle(store, run_id, tmp_path / "again.zip")
     assert (tmp_path / "again.zip").read_bytes() == content
 
@@ -140,36 +140,50 @@ def levels(count: int, row: str = "m,bf16,g,1,64,32,concurrency,{},1\n") -> byte
     return (HEADER + "".join(row.format(n) for n in range(1, count + 1))).encode()
 
 
-def test_twice_the_points_are_twice_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of comparing the levels for one that is there twice: it was the square."""
-    compared = []
-
-    class Key(tuple):  # type: ignore[type-arg]
-        def __eq__(self, other: object) -> bool:
-            compared.append(1)
-            return super().__eq__(other)
-
-        __hash__ = tuple.__hash__
-
-    monkeypatch.setattr(incoming, "level_key", lambda point: Key(level_key(point)))
-    path = tmp_path / "points.csv"
-    path.write_bytes(levels(1000))
-    assert len(incoming.read_file(path, None, {})) == 1000
-    assert len(compared) < 1000
+def test_a_point_that_stands_twice_is_named(store: Store) -> None:
+    upload = Upload("x.csv", levels(50) + b"m,bf16,g,1,64,32,concurrency,7,1\n")
+    for act in (preview, take_in):
+        with pytest.raises(FileError, match=r"^x\.csv: two equal points at ISL 64, OSL 32, concurrency 7: keep one of"):
+            act(store, upload)
+    assert store.runs() == []
 
 
-def test_a_level_that_stands_twice_is_named(store: Store) -> None:
-    with pytest.raises(FileError, match=r"^x\.csv: two points at ISL 64, OSL 32, concurrency 7: keep one of them$"):
-        preview(store, Upload("x.csv", levels(50) + b"m,bf16,g,1,64,32,concurrency,7,3\n"))
+def test_levels_measured_again_are_runs_of_their_own(store: Store) -> None:
+    """Of 3 levels the first is there three times, the second twice."""
+    again = "".join(f"m,bf16,g,1,64,32,concurrency,{users},{rate}\n" for users, rate in ((1, 2), (2, 3), (1, 4)))
+    upload = Upload("x.csv", levels(3) + again.encode())
+    assert len(preview(store, upload)) == 6 and store.runs() == []
+    assert take_in(store, upload) == [(1, True), (2, True), (3, True)]
+    measured = [[(point.load_value, point.requests_per_s) for point in store.points(run)] for run in (1, 2, 3)]
+    assert measured == [[(1, 1), (2, 1), (3, 1)], [(1, 2), (2, 3)], [(1, 4)]]
+    assert take_in(store, upload) == [(1, False), (2, False), (3, False)]
+    assert len(store.points()) == 6
 
 
-def test_levels_that_one_replica_sees_as_the_same_are_named_as_such(tmp_path: Path) -> None:
+def test_of_one_level_only_so_many_measurements_are_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run for each: a file may not fill the store with runs."""
+    monkeypatch.setattr(incoming, "MOST_TIMES", 3)
+    rows = [f"m,bf16,g,1,64,32,concurrency,1,{rate}\n" for rate in (2, 3, 4)]
+    assert len(preview(store, Upload("x.csv", levels(1) + "".join(rows[:2]).encode()))) == 3
+    with pytest.raises(FileError, match=r"^x\.csv: more than 3 measurements at ISL 64, OSL 32, concurrency 1: split"):
+        preview(store, Upload("x.csv", levels(1) + "".join(rows).encode()))
+
+
+def test_levels_that_one_replica_sees_as_the_same_are_measured_twice(tmp_path: Path) -> None:
     """Of four replicas each has one user where one or four of them ask."""
     path = tmp_path / "x.csv"
-    rows = "".join(f"m,bf16,g,1,64,32,concurrency,{users},{users},4\n" for users in (1, 4, 16))
+    rows = "".join(f"m,bf16,g,1,64,32,concurrency,{users},{rate},4\n" for users, rate in ((1, 1.1), (4, 4), (16, 9)))
     path.write_text(HEADER.replace("\n", ",replicas\n") + rows)
-    with pytest.raises(FileError, match=r"two points, of one of the replicas, at ISL 64, OSL 32, concurrency 1: keep"):
-        incoming.read_file(path, None, {})
+    found = [(each.point.load_value, each.point.requests_per_s) for each in incoming.read_file(path, None, {})]
+    assert found == [(1, 1.1), (1, 1.0), (4, 2.25)]
+
+
+def test_the_curves_of_the_h200_come_in_whole(store: Store) -> None:
+    """Their rates were measured in rounds."""
+    raw = resource("data/curves/h200-vllm.csv").read_bytes()
+    points = preview(store, Upload("h200-vllm.csv", raw))
+    assert len(take_in(store, Upload("h200-vllm.csv", raw))) > 1
+    assert len(store.points()) == len(points)
 
 
 @pytest.mark.parametrize("kind", ["points", "perf-analyzer", "perf-analyzer json", "guidellm"])

@@ -19,8 +19,8 @@ from calibration.target import access
 from sizing.errors import FitError
 from sizing.fitting import fit
 from tests.calibration.openai_server import MODEL, Manners, OpenAiServer, openai_server
-from validation.evidence import measured_vllm
-from validation.measure_vllm import drawn_of
+from validation.evidence import measured_arrivals
+from validation.measure_servers import drawn_of
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("unhurried")]
 KEY = "sk-do-not-tell-anybody"
@@ -337,10 +337,10 @@ def test_random_arrivals_are_drawn_again_as_they_were_sent(
         file = parse_plan(text)
         run(file, Store())
     (found,), (records,) = Store().measurements(1), Store().records(1).values()
-    monkeypatch.setattr(measured_vllm, "ARRIVALS", tmp_path / "arrivals.csv")
-    drawn = {measured_vllm.identity(found.point): drawn_of(records, found.facts, file.plan, RATE_PER_S)}
-    measured_vllm.write_drawn(measured_vllm.ARRIVALS, drawn)
-    again, log = measured_vllm.sent(replace(found.point, prefix_tokens=shared)), read_log(records)
+    monkeypatch.setattr(measured_arrivals, "DRAWN", tmp_path / "arrivals.csv")
+    drawn = {measured_arrivals.identity(found.point): drawn_of(records, found.facts, file.plan, RATE_PER_S)}
+    measured_arrivals.write_drawn(measured_arrivals.DRAWN, drawn)
+    again, log = measured_arrivals.sent(replace(found.point, prefix_tokens=shared)), read_log(records)
     assert again is not None and again.isl is not None and again.osl is not None
     order = np.argsort(log.intended_s)[: len(again.isl)]
     both = len(order)  # fewer where the level ended as the last were due

@@ -27,7 +27,7 @@ from sizing.catalog import model
 from sizing.points import read_points, write_points
 from sizing.workload import Lengths
 from tests.calibration.loads import DEPLOYMENT, closed_loop
-from validation.evidence.measured_vllm import ON_GPU, measured, of_table
+from validation.evidence.measured_arrivals import ON_GPU, measured, of_table
 
 
 def entry(kind: int, capability: int, body: bytes) -> bytes:

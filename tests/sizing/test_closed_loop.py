@@ -201,6 +201,21 @@ def test_rows_compare_only_where_there_is_a_line() -> None:
     assert "interpolation 20.0 % in the median of 15, this 2.0 % there" in row.note
 
 
+def test_each_engine_has_rows_of_its_own() -> None:
+    tables = (
+        "vLLM on a CPU, measured here",
+        "vLLM on an H200, measured here",
+        "SGLang at the pace of GPUs, measured here",
+    )
+    figures = [[{"e2e_p90_s": off(error)} for _ in range(30)] for error in (0.02, 0.06, 0.3)]
+    both = rows([Case(table, "more users", (), ()) for table in tables], figures)
+    vllm, sglang = (row for row in both if not row.name.startswith("band"))
+    assert (vllm.name, vllm.data) == ("closed loops of vLLM, more users", "vLLM, measured here")
+    assert (sglang.name, sglang.data) == ("closed loops of SGLang, more users", "SGLang, measured here")
+    assert vllm.n == 60 and "vLLM on a CPU 2.0 %, vLLM on an H200 6.0 %" in vllm.note
+    assert sglang.median == pytest.approx(0.3) and "median of" not in sglang.note
+
+
 @pytest.mark.parametrize(("server", "most"), [("Qwen/Qwen3-235B-A22B", 0.085), ("mixture", 0.08)])
 def test_experts_of_a_real_engine_are_told_beyond_the_users_measured(server: str, most: float) -> None:
     """vLLM with MoE models, fitted to up to 8 users and asked about 16 and 32: Qwen3-235B by its shape, a small one of

@@ -37,7 +37,7 @@ INSIDE = coverage.Answer(10.0, 11.0, 9.0, 13.0)
 def test_every_claim_finds_its_cases() -> None:
     """Without a folder of data too; those that need none have some."""
     found = {claim.name: claim.cases(Setup(quick=True, data=None)) for claim in command.CLAIMS}
-    assert all(found[name] for name in ("theory", "largest_rate", "gpu_counts", "coverage", "measured-vllm"))
+    assert all(found[name] for name in ("theory", "largest_rate", "gpu_counts", "coverage", "measured-arrivals"))
     tabled = [case.server.law for case in found["coverage"] if case.group == coverage.TABLED]
     assert len(tabled) == 2 and tabled[0] != tabled[1]
 

@@ -299,15 +299,24 @@ def _about(points: tuple[Point, ...]) -> str:
 
 def _take_in(store: Store, upload: Upload) -> None:
     try:
-        run_id, new = take_in(store, upload)
+        stored = take_in(store, upload)
     except (CalibrationError, SizingError) as error:
         visit().refused = str(error)
         return
     visit().uploader += 1
     _let_go_of_all_but(None)
     answers.read_again()
-    visit().said = f"Run {run_id}{' holds the points' if new else ' already had these points; they are accepted'}."
-    show_run(run_id)
+    visit().said = _said_of(stored)
+    show_run(stored[0][0])
+
+
+def _said_of(stored: Sequence[tuple[int, bool]]) -> str:
+    """Of the runs of an upload, each with whether it is new."""
+    (first, _), more = stored[0], len(stored) - 1
+    if not any(new for _, new in stored):
+        return f"Run {first} already had these points; they are accepted."
+    again = f" Levels measured again are in {more} more {'run' if more == 1 else 'runs'}." if more else ""
+    return f"Run {first} holds the points.{again}"
 
 
 def _in_fields(message: str) -> str:

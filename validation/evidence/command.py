@@ -17,6 +17,7 @@ from validation.evidence.claim import Claim, Setup, check
 from validation.evidence.coverage import COVERAGE
 from validation.evidence.gpu_counts import GPU_COUNTS
 from validation.evidence.largest_rate import LARGEST_RATE
+from validation.evidence.measured_arrivals import ARRIVALS
 from validation.evidence.measured_estimates import ESTIMATES
 from validation.evidence.measured_guidellm import GUIDELLM
 from validation.evidence.measured_levels import LEVELS
@@ -26,7 +27,6 @@ from validation.evidence.measured_silicon import SILICON
 from validation.evidence.measured_stages import STAGES
 from validation.evidence.measured_static import STATIC
 from validation.evidence.measured_trace import TRACE
-from validation.evidence.measured_vllm import VLLM
 from validation.evidence.page import as_page
 from validation.evidence.table import as_json, drawn, verdict
 from validation.evidence.theory import THEORY
@@ -37,7 +37,7 @@ CLAIMS: tuple[Claim, ...] = (
     ESTIMATES,
     STAGES,
     LEVELS,
-    VLLM,
+    ARRIVALS,
     VLLM_SESSIONS,
     GUIDELLM,
     TRACE,

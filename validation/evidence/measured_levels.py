@@ -1,6 +1,6 @@
-"""Closed loops of a real vLLM, percentiles included: the law fitted to four levels of a mix, other levels predicted.
+"""Closed loops of real engines, percentiles included: the law fitted to four levels of a mix, other levels predicted.
 
-The tables are those of `validation.evidence.measured_vllm`. *Other loads*: the levels between four of each mix are
+The tables are those of `validation.evidence.measured_arrivals`. *Other loads*: the levels between four of each mix are
 predicted; *more users*: the two highest levels, from those below. Each measurement of a level left out counts. What is
 asked is `predict --concurrency`. Beside it stand straight lines in logarithms through the same figure of the fitted
 levels, drawn out for more users, on the levels where two of these have the figure: a percentile needs requests enough.
@@ -22,12 +22,12 @@ from sizing.fitting import fit
 from sizing.fitting.levels import concurrency
 from sizing.points import Point
 from validation.evidence.claim import Claim, Setup
+from validation.evidence.measured_arrivals import TABLES, measured, of_table
 from validation.evidence.measured_design import on_line
 from validation.evidence.measured_silicon import four
-from validation.evidence.measured_vllm import SGLANG, TABLES, measured, of_table
 from validation.evidence.table import EvidenceRow, Goal, beside, noted, row_of_band, row_of_errors, shown
 
-NAME, DATA = "closed loops of vLLM", "vLLM, measured here"
+NAME = "closed loops of"
 FIGURES = {
     "requests_per_s": "requests/s",
     "ttft_mean_s": "TTFT mean",
@@ -57,6 +57,11 @@ class Case:
     fitted: tuple[Point, ...]
     asked: tuple[Point, ...]
 
+    @property
+    def engine(self) -> str:
+        """The table's first word."""
+        return self.data.partition(" ")[0]
+
 
 class Found(NamedTuple):
     """Of a figure of one measurement, in logarithms: predicted over measured, half the width of the band, and the lines
@@ -73,7 +78,7 @@ Answer = list[dict[str, Found]]
 def cases(setup: Setup) -> list[Case]:
     """Every mix, asked both ways; quick: the first."""
     found = []
-    for data in (name for name in TABLES if name != SGLANG):
+    for data in TABLES:
         for server in of_table(data, measured(data)):
             for isl in dict.fromkeys(point.isl for point in server.closed):
                 own = [point for point in server.closed if point.isl == isl]
@@ -129,30 +134,27 @@ def _line(levels: Sequence[Point], name: str, users: int, measured: float) -> fl
 
 
 def rows(cases: Sequence[Case], answers: Sequence[Answer]) -> list[EvidenceRow]:
-    """Errors of each figure, then how often the bands hold, for both questions."""
+    """Errors of each figure, then how often the bands hold, for both questions to each engine."""
+    groups: dict[tuple[str, Asked], list[tuple[str, dict[str, Found]]]] = {}
+    for case, told in zip(cases, answers, strict=True):
+        groups.setdefault((case.engine, case.asked_for), []).extend((case.data, figures) for figures in told)
     found: list[EvidenceRow] = []
-    for asked_for in ("other loads", "more users"):
-        own = [
-            (case.data, figures)
-            for case, told in zip(cases, answers, strict=True)
-            if case.asked_for == asked_for
-            for figures in told
-        ]
-        if own:
-            found += [row for name in FIGURES if (row := _errors(asked_for, name, own))]
-            found += [row for name in BANDED if (row := _band(asked_for, name, own))]
+    for (engine, asked_for), own in groups.items():
+        found += [row for name in FIGURES if (row := _errors(engine, asked_for, name, own))]
+        found += [row for name in BANDED if (row := _band(engine, asked_for, name, own))]
     return found
 
 
-def _errors(asked_for: str, name: str, own: Sequence[tuple[str, dict[str, Found]]]) -> EvidenceRow | None:
+def _errors(
+    engine: str, asked_for: Asked, name: str, own: Sequence[tuple[str, dict[str, Found]]]
+) -> EvidenceRow | None:
     figures = [(data, told[name]) for data, told in own if name in told]
     if not figures:
         return None
     between = asked_for == "other loads"
     goal = Goal(0.05) if name == "requests_per_s" and not between else None
-    row = row_of_errors(
-        f"{NAME}, {asked_for}", DATA, FIGURES[name], [_signed(name, one.off) for _, one in figures], goal
-    )
+    errors = [_signed(name, one.off) for _, one in figures]
+    row = row_of_errors(f"{NAME} {engine}, {asked_for}", f"{engine}, measured here", FIGURES[name], errors, goal)
     both = [one for _, one in figures if not math.isnan(one.line)]
     rival = "interpolation" if between else "extrapolation"
     if len(both) == len(figures):
@@ -163,20 +165,21 @@ def _errors(asked_for: str, name: str, own: Sequence[tuple[str, dict[str, Found]
     tables = dict.fromkeys(data for data, _ in figures)
     each = ((of, [one.off for data, one in figures if data == of]) for of in tables)
     medians = (f"{of.removesuffix(', measured here')} {_median(name, logs)}" for of, logs in each)
-    return noted(row, f"median of {', '.join(medians)}")
+    return noted(row, f"median of {', '.join(medians)}") if len(tables) > 1 else row
 
 
 def _median(name: str, logs: Sequence[float]) -> str:
     return shown(statistics.median(abs(_signed(name, log)) for log in logs))
 
 
-def _band(asked_for: str, name: str, own: Sequence[tuple[str, dict[str, Found]]]) -> EvidenceRow | None:
+def _band(engine: str, asked_for: Asked, name: str, own: Sequence[tuple[str, dict[str, Found]]]) -> EvidenceRow | None:
     figures = [told[name] for _, told in own if name in told]
     if not figures:
         return None
     off, half_width = (np.array([getattr(one, of) for one in figures]) for of in ("off", "half_width"))
     errors, held, widths = np.expm1(off), np.abs(off) <= half_width, np.sinh(half_width)
-    return row_of_band(f"band, {NAME}, {asked_for}", DATA, FIGURES[name], errors, held, widths, COVERS)
+    what = f"band, {NAME} {engine}, {asked_for}"
+    return row_of_band(what, f"{engine}, measured here", FIGURES[name], errors, held, widths, COVERS)
 
 
 def _signed(name: str, log: float) -> float:

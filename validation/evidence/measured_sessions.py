@@ -1,10 +1,10 @@
 """A real vLLM with prefix caching, measured in sessions by this program: hit rate and TTFT of later turns, predicted.
 
-`python -m validation.measure_vllm --only sessions` measured the table beside this file: sessions that begin at random,
-at a server whose steps last as on GPUs, with KV caches of three sizes, from one that holds all sessions to one that
-holds little more than the turns being answered. The law is fitted to closed loops of single requests at that server, as
-long as the turns are: of prompts that share nothing, and of prompts most of which is found. Hit rates of sessions are
-simulated, none is told. The truth is what the server counted, and what the client timed.
+`python -m validation.measure_servers --only sessions` measured the table beside this file: sessions that begin at
+random, at a server whose steps last as on GPUs, with KV caches of three sizes, from one that holds all sessions to
+one that holds little more than the turns being answered. The law is fitted to closed loops of single requests at that
+server, as long as the turns are: of prompts that share nothing, and of prompts most of which is found. Hit rates of
+sessions are simulated, none is told. The truth is what the server counted, and what the client timed.
 
 One measurement of so many sessions lies points from the mean by chance where the cache is tight. So what is judged is
 simulated of the very sessions that were measured (their starts, lengths and thinking times), and what is simulated of

@@ -24,9 +24,8 @@ FOUND = [measurement(replace(POINT, source="a tool")), Measurement(replace(POINT
 
 
 def test_measurements_come_in_once_with_their_logs(store: Store, tmp_path: Path) -> None:
-    run_id, new = import_measurements(store, "from a\x1b[2J file", FOUND)
-    assert (run_id, new) == (1, True)
-    assert import_measurements(store, "again", FOUND) == (1, False)
+    assert import_measurements(store, "from a\x1b[2J file", FOUND) == [(1, True)]
+    assert import_measurements(store, "again", FOUND) == [(1, False)]
     assert (store.run(1).label, store.run(1).state, store.run(1).points) == ("from a\ufffd[2J file", "done", 2)
     assert store.measurements(1) == [replace(item, log=None) for item in FOUND]
     log = store.log(1, level_key(POINT))
@@ -36,10 +35,11 @@ def test_measurements_come_in_once_with_their_logs(store: Store, tmp_path: Path)
     assert import_bundle(store, tmp_path / "run.zip") == (1, False)
 
 
-@pytest.mark.parametrize("last", [replace(POINT, requests=2**31, load_value=16), replace(POINT, requests_per_s=1.0)])
-def test_all_or_nothing(store: Store, last: Any) -> None:
+@pytest.mark.parametrize("level", [16, POINT.load_value])
+def test_all_or_nothing(store: Store, level: float) -> None:
+    """The last of its run, or a run of its own."""
     with pytest.raises(StoreError):
-        import_measurements(store, "label", [*FOUND, Measurement(last)])
+        import_measurements(store, "label", [*FOUND, Measurement(replace(POINT, requests=2**31, load_value=level))])
     assert store.runs() == []
     assert list(store.database.records.rglob("*")) == []
 
@@ -59,5 +59,5 @@ def test_two_who_import_a_file_at_once_bring_it_in_once(
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: import_measurements(store, "label", FOUND), range(2)))
     (run,) = store.runs()
-    assert sorted(found) == [(run.id, False), (run.id, True)]
+    assert sorted(found) == [[(run.id, False)], [(run.id, True)]]
     assert (run.points, len(store.records(run.id))) == (2, 1)

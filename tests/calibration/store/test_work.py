@@ -61,9 +61,9 @@ def test_points_of_the_command_line_are_accepted_and_those_of_a_resumed_run_of_t
 
 
 def test_who_imports_by_hand_what_was_discarded_accepts_it(store: Store, tmp_path: Path) -> None:
-    run_id, new = import_measurements(store, "imported", [measurement()])
+    ((run_id, new),) = import_measurements(store, "imported", [measurement()])
     assert new and discard(store, run_id) == 1
-    assert import_measurements(store, "imported", [measurement()]) == (run_id, False)
+    assert import_measurements(store, "imported", [measurement()]) == [(run_id, False)]
     assert store.points() == [POINT]
     export_bundle(store, run_id, tmp_path / "run.zip")
     discard(store, run_id)

@@ -23,11 +23,11 @@ from sizing.points import Point, Protocol, read_points
 from sizing.simulator import Watch, simulate_trace
 from sizing.simulator.replay import Replay
 from sizing.workload import Arrivals, Lengths, metric_name
-from validation.evidence import measured_vllm
+from validation.evidence import measured_arrivals
 from validation.evidence.claim import Setup
-from validation.evidence.measured_vllm import (
-    ARRIVALS,
+from validation.evidence.measured_arrivals import (
     BANDED,
+    DRAWN,
     FIGURES,
     ON_GPU,
     SGLANG,
@@ -47,7 +47,7 @@ from validation.evidence.measured_vllm import (
     write_drawn,
 )
 from validation.evidence.server import LAW, Design, calibrate
-from validation.measure_vllm import CONFIGURATIONS
+from validation.measure_servers import CONFIGURATIONS
 
 SERVER = Replica(LAW, Batching("chunked", kv_tokens=400_000))
 MIXES = ((128, 64), (1500, 100))
@@ -106,11 +106,11 @@ def test_of_arrivals_that_are_known_luck_is_no_error(
     """The same measurements, their arrivals drawn again: the luck of lengths is left, and bands are narrower."""
     cells = answer(of_table("here", table)[0], SeedSequence(0))
     seeds = {point: int(point.source.split()[-1]) for point in table if point.load_kind == "poisson_rate"}
-    monkeypatch.setattr(measured_vllm, "ARRIVALS", tmp_path / "arrivals.csv")
+    monkeypatch.setattr(measured_arrivals, "DRAWN", tmp_path / "arrivals.csv")
     for point, seed in seeds.items():
         drawn = {identity(point): Drawn((seed,), WARM + MEASURED, WARM)}
-        write_drawn(measured_vllm.ARRIVALS, drawn)
-        assert drawn.items() <= read_drawn(measured_vllm.ARRIVALS).items()
+        write_drawn(measured_arrivals.DRAWN, drawn)
+        assert drawn.items() <= read_drawn(measured_arrivals.DRAWN).items()
         known = sent(point)
         assert known is not None and len(known.arrival_s) == WARM + MEASURED
         assert known.start_s == known.arrival_s[WARM]
@@ -132,9 +132,9 @@ def test_the_arrivals_of_the_tables_are_known() -> None:
     points = [point for data in TABLES for point in measured(data) if point.load_kind == "poisson_rate"]
     known = {point: found for point in points if (found := sent(point))}
     assert len(known) >= 0.95 * len(points)
-    exact, redrawn = 0, {point: found for point, found in known.items() if identity(point) in read_drawn(ARRIVALS)}
+    exact, redrawn = 0, {point: found for point, found in known.items() if identity(point) in read_drawn(DRAWN)}
     for point, found in redrawn.items():
-        drawn = read_drawn(ARRIVALS)[identity(point)]
+        drawn = read_drawn(DRAWN)[identity(point)]
         times_s = Arrivals().times(drawn.arrivals, point.load_value, np.random.default_rng(drawn.seed))
         exact += abs(times_s[-1] - times_s[drawn.warm] - (point.duration_s or 0.0)) < 2e-3
         counted = int((found.arrival_s >= found.start_s).sum())
@@ -204,7 +204,7 @@ def test_what_can_be_measured_is_what_the_tables_hold() -> None:
     """A configuration that no engine can run, as one without step times, would stop the measuring of all after it."""
     for table in {one.table for one in CONFIGURATIONS}:
         asked = {(one.server, mix.isl) for one in CONFIGURATIONS if one.table == table for mix in one.mixes}
-        assert {(server_of(point), point.isl) for point in read_points(ARRIVALS.with_name(table))} == asked
+        assert {(server_of(point), point.isl) for point in read_points(DRAWN.with_name(table))} == asked
 
 
 def test_an_engine_that_computes_prompts_first_is_found_to_do_so() -> None:

@@ -1,6 +1,6 @@
 """A real vLLM and a real SGLang, measured here: the law fitted to their closed loops, their random arrivals predicted.
 
-`python -m validation.measure_vllm` measured the tables beside this file: closed loops of six levels at each mix of
+`python -m validation.measure_servers` measured the tables beside this file: closed loops of six levels at each mix of
 lengths, each measured twice, and between them Poisson arrivals at 50, 70 and 85 % of the highest requests/s of a closed
 loop, in three rounds. All closed loops of a server are fitted together, by what the server tells of itself alone; as
 `calibration size` measures, four levels of each mix alone; and, as `calibration run` does, these with one round of
@@ -56,7 +56,7 @@ TABLES = {
     SGLANG: (Path(__file__).with_name("sglang-paced.csv"),),
 }
 GPU, REQUESTS = resource("data/gpu"), "requests.csv.gz"
-ARRIVALS = Path(__file__).with_name("arrivals.csv")
+DRAWN = Path(__file__).with_name("arrivals.csv")
 FEWEST_ROUNDS = {ON_GPU: 1}
 """Good rounds that a rate needs to count; of other tables two, which tell how far they lie apart."""
 FITTED = {
@@ -216,7 +216,7 @@ def sent(point: Point) -> Sent | None:
     """The requests of a point: as they were kept, or drawn again; None where neither is possible."""
     if kept := read_sent(GPU / point.source.partition("; ")[0]).get(identity(point)):
         return kept
-    drawn = read_drawn(ARRIVALS).get(identity(point))
+    drawn = read_drawn(DRAWN).get(identity(point))
     if drawn is None or point.duration_s is None:
         return None
     times_s = Arrivals().times(drawn.arrivals, point.load_value, np.random.default_rng(drawn.seed))
@@ -390,4 +390,4 @@ def _repeated(cases: Sequence[Case]) -> str:
     return f"{len(pairs)} closed loops measured again: {', '.join(changes)} apart in the median"
 
 
-VLLM = Claim("measured-vllm", cases, answer, rows)
+ARRIVALS = Claim("measured-arrivals", cases, answer, rows)

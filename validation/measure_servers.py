@@ -1,8 +1,8 @@
-"""Measure a real vLLM, and SGLang, on this machine: the points by which `sizing validate --only measured-vllm` judges.
+"""Measure a real vLLM and a real SGLang on this machine: the points by which `sizing validate` judges.
 
-python -m validation.measure_vllm                       # all servers that the tables lack, two to three hours
-python -m validation.measure_vllm --only dense --only mixture
-python -m validation.measure_vllm --only sessions       # a prefix cache of three sizes, 28 minutes
+python -m validation.measure_servers                    # all servers that the tables lack, some five hours
+python -m validation.measure_servers --only dense --only mixture
+python -m validation.measure_servers --only sessions    # a prefix cache of three sizes, 28 minutes
 
 A server of its own for each configuration, at the pace of the CPU or of GPUs (`lab.pace`). Its closed loops and
 its random arrivals take turns (closed, Poisson, closed again, Poisson, ...), so that a machine that drifts shows in the
@@ -41,8 +41,8 @@ from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import Settings
 from sizing.points import Point, read_points, write_points
 from sizing.workload import Arrivals
+from validation.evidence.measured_arrivals import DRAWN, Drawn, Identity, identity, server_of, write_drawn
 from validation.evidence.measured_sessions import CLOSED_LOOPS, KV_TOKENS, LOOPS, SESSIONS, TABLE, Round, read_rounds
-from validation.evidence.measured_vllm import ARRIVALS, Drawn, Identity, identity, server_of, write_drawn
 
 EVIDENCE = Path(__file__).parent / "evidence"
 LEVELS = ((1, 4, 16), (2, 8, 32))
@@ -335,7 +335,7 @@ def main(only: Sequence[str], folder: Path) -> None:
                 known += points
                 with table.open("w", encoding="utf-8", newline="") as file:
                     write_points(known, file)
-                write_drawn(folder / ARRIVALS.name, drawn)
+                write_drawn(folder / DRAWN.name, drawn)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ python -m validation.measure_servers --only sessions    # a prefix cache of thre
 
 A server of its own for each configuration, at the pace of the CPU or of GPUs (`lab.pace`). Its closed loops and
 its random arrivals take turns (closed, Poisson, closed again, Poisson, ...), so that a machine that drifts shows in the
-levels that were measured twice and not in the errors of the law. Nothing else may run meanwhile. A mix goes into the
-table when all of it is measured; an interrupted one is measured anew.
+levels that were measured twice and not in the errors of the law. Nothing else may run meanwhile; a run is measured
+again if other virtual machines took processor time from this one. A mix goes into the table when all of it is measured;
+an interrupted one is measured anew.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 import click
 import numpy as np
+import psutil
 from rich.console import Console
 
 from calibration.errors import ServerError
@@ -74,6 +76,9 @@ class Mix:
 CHAT, READING, WRITING = Mix(128, 48), Mix(400, 16), Mix(32, 96)
 
 
+MOST_STOLEN, TRIES = 0.01, 10
+"""Share of its processors' time that other machines on the same host may take from this one while it measures, and how
+often a run that lost more is measured again."""
 SAME_S, MOST_LATE = 1e-6, 10
 """Times that are the same but for rounding, and warm-up requests that may count as measured."""
 
@@ -185,8 +190,7 @@ def measured(
 
         def measure(name: str, seed: int, **loads: Any) -> None:
             file = plan_of(configuration, server, mix.entry, of_mix + seed, **loads)
-            with Bar(console) as bar:
-                run_id = run(file, store, bar)
+            run_id = undisturbed(file, store, console)
             for each in store.measurements(run_id):
                 point = replace(each.point, source=f"{server_name}{name}")
                 found.append(point)
@@ -206,6 +210,31 @@ def measured(
             if number < len(LEVELS):
                 closed("again", 20 + number, LEVELS[number])
     return found, drawn
+
+
+def undisturbed(file: PlanFile, store: Store, console: Console) -> int:
+    """Run the plan until other machines take no more than MOST_STOLEN from this one meanwhile: the number of that run.
+
+    Raises ServerError if they do every time.
+    """
+    for _ in range(TRIES):
+        before = psutil.cpu_times()
+        with Bar(console) as bar:
+            run_id = run(file, store, bar)
+        if (stolen := stolen_share(before, psutil.cpu_times())) <= MOST_STOLEN:
+            return run_id
+        console.print(f"Other machines on this host took {stolen:.1%} of the processors' time: measured again")
+    raise ServerError(f"other machines on this host took more than {MOST_STOLEN:.0%} of it {TRIES} times: try later")
+
+
+def stolen_share(before: Any, after: Any) -> float:
+    """Of the time that this machine would have used between two readings of `psutil.cpu_times`, what others got; 0
+    where the system does not tell."""
+    used_s, stolen_s = (
+        sum(getattr(after, name, 0.0) - getattr(before, name, 0.0) for name in names)
+        for names in (("user", "nice", "system", "irq", "softirq"), ("steal",))
+    )
+    return stolen_s / (used_s + stolen_s) if stolen_s else 0.0
 
 
 def drawn_of(records: Path, facts: Mapping[str, float], plan: SweepPlan, rate_per_s: float) -> Drawn:
@@ -235,8 +264,7 @@ def sessions_measured(server: VllmServer, number: int, console: Console, budget_
         store = Store(f"sqlite:///{folder}/points.db")
         loads = {"rates": [SESSIONS.rate_per_s], "budget_s": budget_s}
         file = plan_of(SESSION_SERVER, server, entry, 30 + number, **loads)
-        with Bar(console) as bar:
-            run_id = run(file, store, bar)
+        run_id = undisturbed(file, store, console)
         [found] = store.measurements(run_id)
         [records] = store.records(run_id).values()
         seed = decoded_about(records.read_bytes(), str(records)).seed
@@ -265,11 +293,11 @@ def session_loops(server: VllmServer, console: Console) -> list[Point]:
     found: list[Point] = []
     for isl, osl, shared in LOOPS:
         for number, users in enumerate(LEVELS):
-            with TemporaryDirectory() as folder, Bar(console) as bar:
+            with TemporaryDirectory() as folder:
                 store = Store(f"sqlite:///{folder}/points.db")
                 loads = {"concurrency": [*users], "budget_s": SESSION_SERVER.closed_s}
                 plan = plan_of(SESSION_SERVER, server, Mix(isl, osl, shared).entry, number, **loads)
-                points = store.points(run(plan, store, bar))
+                points = store.points(undisturbed(plan, store, console))
             found += [replace(point, source=f"{SESSION_SERVER.name}, sessions; closed loops") for point in points]
     return found
 

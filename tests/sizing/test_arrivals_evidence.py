@@ -5,13 +5,18 @@ The measured table itself fits: the figures of a production engine stand here wi
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from numpy.random import SeedSequence
+from rich.console import Console
 
+from calibration.errors import ServerError
 from sizing import catalog
 from sizing.catalog import Layout
 from sizing.engine import Batching, Replica
@@ -23,6 +28,7 @@ from sizing.points import Point, Protocol, read_points
 from sizing.simulator import Watch, simulate_trace
 from sizing.simulator.replay import Replay
 from sizing.workload import Arrivals, Lengths, metric_name
+from validation import measure_servers
 from validation.evidence import measured_arrivals
 from validation.evidence.claim import Setup
 from validation.evidence.measured_arrivals import (
@@ -47,7 +53,7 @@ from validation.evidence.measured_arrivals import (
     write_drawn,
 )
 from validation.evidence.server import LAW, Design, calibrate
-from validation.measure_servers import CONFIGURATIONS
+from validation.measure_servers import CONFIGURATIONS, MOST_STOLEN, TRIES, stolen_share, undisturbed
 
 SERVER = Replica(LAW, Batching("chunked", kv_tokens=400_000))
 MIXES = ((128, 64), (1500, 100))
@@ -272,3 +278,38 @@ def test_the_token_budget_of_a_real_vllm_is_found() -> None:
         found = fit(case.closed)
         assert (found.batching.token_budget == 256) == (case.server == small.server), (case.server, found.batching)
         assert ("fitted_budget" in [each.kind for each in found.warnings]) == (case.server == small.server)
+
+
+class Times(NamedTuple):
+    user: float
+    system: float
+    steal: float
+
+
+@pytest.mark.parametrize("disturbed", [0, 1, TRIES - 1, TRIES])
+def test_a_run_that_lost_processor_time_to_other_machines_is_measured_again(
+    disturbed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100 s that each run wants, the first ones lose a little more than they may, a later one a little less."""
+    numbers, clock = iter(range(1, TRIES + 1)), [Times(0.0, 0.0, 0.0)]
+
+    def runs(*_: object) -> int:
+        number, now = next(numbers), clock[-1]
+        lost_s = 100 * MOST_STOLEN * (1.01 if number <= disturbed else 0.99)
+        clock.append(Times(now.user + 70, now.system + 30 - lost_s, now.steal + lost_s))
+        return number
+
+    monkeypatch.setattr(measure_servers, "run", runs)
+    monkeypatch.setattr(measure_servers, "psutil", SimpleNamespace(cpu_times=lambda: clock[-1]))
+    file: Any = None
+    store: Any = None
+    console = Console(file=io.StringIO())
+    if disturbed == TRIES:
+        with pytest.raises(ServerError, match=rf"more than 1% of it {TRIES} times"):
+            undisturbed(file, store, console)
+    else:
+        assert undisturbed(file, store, console) == disturbed + 1
+
+
+def test_a_system_that_does_not_tell_what_others_took_lost_nothing() -> None:
+    assert stolen_share(SimpleNamespace(user=0.0, system=0.0), SimpleNamespace(user=9.0, system=1.0)) == 0

@@ -185,6 +185,15 @@ def test_void_points_and_lone_rounds_do_not_count(table: list[Point]) -> None:
     assert row.n == 0 and row.holds is None
 
 
+def test_the_mixes_of_a_server_may_stand_apart_in_a_table() -> None:
+    for data in TABLES:
+        points = measured(data)
+        found = of_table(data, points)
+        assert len({case.server for case in found}) == len(found), data
+        good = [point for point in points if not point.void and point.load_kind == "concurrency"]
+        assert sum(len(case.closed) for case in found) == len(good)
+
+
 def test_a_percentile_of_too_few_requests_is_left_out_and_the_others_count(table: list[Point]) -> None:
     few = [replace(point, ttft_p95_s=None) if point.load_kind == "poisson_rate" else point for point in table]
     (case,) = of_table("here", few)

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, islice
-from operator import attrgetter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -145,10 +144,12 @@ def measured(data: str) -> list[Point]:
 
 def of_table(data: str, points: Sequence[Point]) -> list[Case]:
     """The servers among `points`, void points apart; a rate counts with so many good rounds as FEWEST_ROUNDS says."""
-    found = []
-    good, fewest = [point for point in points if not point.void], FEWEST_ROUNDS.get(data, 2)
-    for server, group in groupby(good, attrgetter("model") if data == ON_GPU else server_of):
-        own = list(group)
+    found, fewest = [], FEWEST_ROUNDS.get(data, 2)
+    servers: dict[str, list[Point]] = {}
+    for point in points:
+        if not point.void:
+            servers.setdefault(point.model if data == ON_GPU else server_of(point), []).append(point)
+    for server, own in servers.items():
         rounds: dict[tuple[float, float], list[Point]] = {}
         for point in own:
             if point.load_kind == "poisson_rate":

@@ -460,5 +460,6 @@ def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> 
         return
     for number, is_new in stored:
         points = of_run[number]
-        click.echo(f"run {number}: {len(points)} points{'' if is_new else ', which were in the store already'}")
+        count = f"{len(points)} {'point' if len(points) == 1 else 'points'}"
+        click.echo(f"run {number}: {count}{'' if is_new else ', which were in the store already'}")
         click.echo(table(points), nl=False)

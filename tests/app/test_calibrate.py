@@ -465,6 +465,17 @@ def test_a_file_is_seen_before_it_is_taken_in(calibrate: Callable[..., AppTest],
     assert "already had these points" in words(again) and len(store.runs()) == 1
 
 
+def test_levels_measured_again_are_said_to_be_in_further_runs(calibrate: Callable[..., AppTest], store: Store) -> None:
+    """A file that holds a known run and one more level of it, then two more of both."""
+    again = [replace(POINTS[0], requests_per_s=factor * POINTS[0].requests_per_s) for factor in (1.1, 1.2)]
+    press(uploaded(calibrate("import"), "points.csv", table(POINTS)), "Accept 6 points")
+    app = press(uploaded(calibrate("import"), "points.csv", table([*POINTS, again[0]])), "Accept 7 points")
+    assert "Run 1 holds the points. Levels measured again are in 1 more run." in words(app)
+    app = press(uploaded(calibrate("import"), "points.csv", table([*POINTS, *again])), "Accept 8 points")
+    assert "Run 1 holds the points. Levels measured again are in 2 more runs." in words(app)
+    assert len(store.runs()) == 3
+
+
 def test_a_file_that_is_taken_in_or_left_behind_is_not_held(
     calibrate: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,21 @@ def test_a_points_table_comes_in_as_a_run_whole_or_not_at_all(tmp_path: Path) ->
     assert len(Store().runs()) == 2
 
 
+def test_levels_measured_again_come_in_as_further_runs(tmp_path: Path) -> None:
+    """The first run of the second import is known already."""
+    table = tmp_path / "points.csv"
+    head = "model,precision,gpu,tp,isl,osl,load_kind,load_value,requests_per_s\n"
+    first, again = (f"m,bf16,g,1,64,32,concurrency,4,{rate}\n" for rate in (2, 3))
+    table.write_text(head + first)
+    assert "run 1: 1 point\n" in call("import", table).stdout
+    table.write_text(head + first + again)
+    told = json.loads(call("import", table, "--json").stdout)
+    assert (told["run"], told["runs"], told["new"]) == (1, [1, 2], True)
+    assert [point["requests_per_s"] for point in told["points"]] == [2, 3]
+    said = call("import", table).stdout
+    assert all(f"run {run}: 1 point, which were in the store already" in said for run in (1, 2))
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(command: str) -> None:
     result = call(command, "--help")

@@ -320,5 +320,9 @@ def test_a_run_that_lost_processor_time_to_other_machines_is_measured_again(
         assert undisturbed(file, store, console) == disturbed + 1
 
 
+def test_what_others_took_is_a_share_of_what_was_wanted() -> None:
+    assert stolen_share(Times(5.0, 5.0, 1.0), Times(65.0, 15.0, 31.0)) == pytest.approx(0.3)
+
+
 def test_a_system_that_does_not_tell_what_others_took_lost_nothing() -> None:
     assert stolen_share(SimpleNamespace(user=0.0, system=0.0), SimpleNamespace(user=9.0, system=1.0)) == 0

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from subprocess import PIPE
 from typing import Any, NamedTuple, TypeVar
@@ -119,7 +119,8 @@ def started(
                 )
             yield kind(process, json.loads(said))
         finally:
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # it died with a question to it unread
+                process.stdin.close()
             try:
                 process.wait(ENDS_WITHIN_S)
             except subprocess.TimeoutExpired:

@@ -84,10 +84,10 @@ vLLM is assumed to schedule a step ahead from 0.14 on, as its defaults say. On a
 without that and 12 % off with it; in this sample TTFT gains 0.5 to 2 points, and ITL of MoE models loses 0.3. Most
 TensorRT-LLM rows are release candidates of 1.0, which come out worse with it, so its estimates have none.
 
-That SGLang computes waiting prompts before it decodes on, and is one step ahead, was tried against its own scheduler
-at the pace of its kernels: with that, and the time outside the engine that one user shows, TTFT of closed loops is
-within 6 % and ITL within 8 % up to 16 users; with prompts in chunks and no look-ahead they are up to 28 and 15 % too
-short.
+That SGLang computes waiting prompts before it decodes on, and is one step ahead, was tried against its own overlapped
+scheduler at the pace of its kernels: with that, and the time outside the engine that one user shows, TTFT of closed
+loops is within 6 % and ITL within 8 % up to 16 users; with prompts in chunks and no look-ahead they are up to 28 and
+15 % too short.
 
 ### Open loops
 
@@ -114,10 +114,11 @@ no law of fewer users can tell.
 
 ### Random arrivals from closed loops
 
-Real engines with random weights, measured by this program on two cores (`python -m validation.measure_servers`; the
-tables are in the package). The law is fitted to closed loops of 1 to 32 users at one to three mixes of lengths. It
-predicts Poisson arrivals at 50, 70 and 85 % of the most requests/s of a closed loop, each rate in three rounds (of 30
-to 60 seconds at the pace of GPUs, of 25 on the CPU), which took turns with the closed loops.
+Real engines with random weights, measured by this program, all but the H200's on two cores (`python -m
+validation.measure_servers`; the tables are in the package). The law is fitted to closed loops of 1 to 32 users at one
+to three mixes of lengths. It predicts Poisson arrivals at 50, 70 and 85 % of the most requests/s of a closed loop,
+each rate in three rounds (of 30 to 60 seconds at the pace of GPUs, of 25 on the CPU), which took turns with the
+closed loops.
 
 - *vLLM at the pace of GPUs*: scheduler, KV cache and servers are those of vLLM 0.32, and each step lasts as long as
   the kernel timings of vLLM on H100 say.
@@ -179,9 +180,9 @@ much as their mean, *whole prompts* (no chunked prefill), *few slots* (8 sequenc
   round of 110 seconds, whose 169 requests were known, it expects a p50 of 53 ms and a p95 of 3.13 s, where 45 ms and
   2.64 s were measured.
 - With prompts of 1,500 tokens SGLang's p95 TTFT comes out 7 to 18 % too short, and mean ITL 1 to 8 %, more so at
-  higher rates. Its steps last 2 to 3 ms longer than their pace with one user, and longer under load: engine, front
-  end, detokenizer and client share two cores, more evenly in closed loops, it seems, than when requests come at
-  random.
+  higher rates. With one user a token takes 18.4 ms where the pace is 15.6: engine, front end, detokenizer and client
+  share two cores. That they do so less evenly when requests come at random would explain it, but nothing here shows
+  it.
 - Without what SGLang says of itself the fit finds, at each mix of a server, that prompts run first, but not the small
   chunks, and for the two overlapped mixes together another scheduler.
 - SGLang reserves whole answers only for requests that ignore the end of text, as this project's and most load

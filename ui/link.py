@@ -269,7 +269,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
         if (used := getattr(scenario, metric)) != getattr(linked, metric):
             instead = f"Used instead: p{used.percentile:g}."
             problems.append(f"{metric}={quoted(query[metric])}: needs a percentile, or goodput. {instead}")
-    if absent:
+    if absent and "v" in query:
         problems.append(f"Missing from the link, so defaults are used: {_several(absent)}.")
     return scenario, [*problems, *_beside(query)]
 
@@ -314,7 +314,7 @@ def _version(query: Mapping[str, str]) -> tuple[int, list[str]]:
     if version in KNOWN:
         return int(version), []
     if version is None:
-        return int(VERSION), [f"The link names no version; it is read as version {VERSION}."]
+        return int(VERSION), ["Written by hand (no version in the link), so defaults are used for what it leaves out."]
     known = " and ".join(KNOWN)
     return int(VERSION), [f"v={quoted(version)}: this program reads links of versions {known}; check every value."]
 

@@ -28,7 +28,7 @@ from calibration.store.records_file import MOST_VALUES, decoded, decoded_about, 
 from calibration.store.runs import (
     at_work,
     cleaned,
-    insert_point,
+    insert_points,
     insert_run,
     keep,
     name_records,
@@ -317,13 +317,10 @@ def _adopt(store: Store, bundle: Bundle) -> Imported:
 
 def _insert(store: Store, connection: sql.Connection, run_id: int, parts: list[PointPart]) -> dict[Path, str]:
     """Insert points; the path of each log, and its member in the file."""
-    logs: dict[Path, str] = {}
-    for part in parts:
-        recorded = part.records is not None
-        name = insert_point(connection, run_id, Measurement(part.point, part.facts, part.server), recorded=recorded)
-        if part.records is not None:
-            logs[store.database.records / name] = part.records
-    return logs
+    kept = [Measurement(part.point, part.facts, part.server) for part in parts]
+    names = insert_points(connection, run_id, kept, [part.records is not None for part in parts])
+    named = zip(names, parts, strict=True)
+    return {store.database.records / name: part.records for name, part in named if part.records is not None}
 
 
 def _check_same(run_id: int, here: dict[LevelKey, sql.RowMapping], bundle: Bundle) -> None:
@@ -408,7 +405,5 @@ def _run_of(
     now = datetime.now(UTC).isoformat(timespec="seconds")
     values = {"uuid": name, "plan": "", "folder": "", "label": label, "levels": len(found), "state": "done"}
     run_id = insert_run(connection, values | {"created": now, "ended": now, "error": ""})
-    for item in found:
-        if file := keep(connection, store.database.records, run_id, item, clock=_CLOCK):
-            written.append(file)
+    keep(connection, store.database.records, run_id, found, written=written, clock=_CLOCK)
     return Imported(run_id, new=True)

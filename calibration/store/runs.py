@@ -147,21 +147,29 @@ def unknown(run_id: int) -> StoreError:
     return StoreError(f"there is no run {run_id}; python -m calibration list shows the runs there are")
 
 
-def insert_point(connection: sql.Connection, run_id: int, kept: Measurement, *, recorded: bool) -> str:
-    """Insert a point; the name of its file in the folder of records, empty if it has none.
+def insert_points(
+    connection: sql.Connection, run_id: int, kept: Sequence[Measurement], recorded: Sequence[bool]
+) -> list[str]:
+    """Insert points; for each the name of its file in the folder of records, empty if it is not `recorded`.
 
     Points are numbered in the order of insertion, so the caller must hold the run's lock (`at_work`). Raises StoreError
-    if the run has a point at this level.
+    if the run has a point at one of their levels.
     """
-    number = connection.execute(sql.select(sql.func.count()).where(points.c.run == run_id)).scalar_one() + 1
-    reviewed = connection.execute(sql.select(runs.c.review).where(runs.c.id == run_id)).scalar_one()
-    name = records_name(connection, run_id, number) if recorded else ""
+    first = connection.execute(sql.select(sql.func.count()).where(points.c.run == run_id)).scalar_one() + 1
+    run = connection.execute(sql.select(runs.c.uuid, runs.c.review).where(runs.c.id == run_id)).one()
+    told = {"run": run_id, "standing": "pending" if run.review else "accepted"}
+    names = [
+        _records_name(run_id, run.uuid, number) if logged else "" for number, logged in enumerate(recorded, start=first)
+    ]
+    rows = [
+        {**told, "number": number, "records": name, **_columns(each)}
+        for number, (each, name) in enumerate(zip(kept, names, strict=True), start=first)
+    ]
     try:
-        told = {"run": run_id, "number": number, "records": name, "standing": "pending" if reviewed else "accepted"}
-        connection.execute(sql.insert(points).values(**told, **_columns(kept)))
+        connection.execute(sql.insert(points), rows)
     except IntegrityError:
         raise StoreError(f"run {run_id} has a point at this level already: is it being measured twice?") from None
-    return name
+    return names
 
 
 def holds(connection: sql.Connection, run_id: int, point: Point) -> bool:
@@ -173,8 +181,15 @@ def holds(connection: sql.Connection, run_id: int, point: Point) -> bool:
 
 def records_name(connection: sql.Connection, run_id: int, number: int) -> str:
     """Name of the file of records of a run's point `number`, in the folder of records."""
-    run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
+    return _records_name(run_id, _uuid_of(connection, run_id), number)
+
+
+def _records_name(run_id: int, run_uuid: str, number: int) -> str:
     return f"{folder_name(run_id, run_uuid)}/level-{number}.parquet"
+
+
+def _uuid_of(connection: sql.Connection, run_id: int) -> str:
+    return str(connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one())
 
 
 def folder_name(run_id: int, run_uuid: str) -> str:
@@ -258,24 +273,27 @@ def keep(
     connection: sql.Connection,
     folder: Path,
     run_id: int,
-    kept: Measurement,
+    kept: Sequence[Measurement],
     *,
+    written: list[Path] | None = None,
     seed: Sequence[int] = (),
     clock: str = "monotonic",
-) -> Path | None:
-    """Insert a point and write its log, if it has one, into the folder of records; the file written.
+) -> None:
+    """Insert points and write the logs that they have into the folder of records; `written` gets the files.
 
-    `seed` and `clock` are stored with the log. Raises StoreError as `insert_point` and `write_log` do.
+    `seed` and `clock` are stored with each log. Raises StoreError as `insert_points` and `write_log` do.
     """
-    name = insert_point(connection, run_id, kept, recorded=kept.log is not None)
-    if kept.log is None:
-        return None
-    run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
-    start_s, stop_s = (kept.facts.get(f"window_{edge}_s", math.nan) for edge in ("start", "stop"))
-    window_s = (start_s, stop_s) if math.isfinite(start_s + stop_s) else None
-    about = About(run=run_uuid, level=level_key(kept.point), window_s=window_s, clock=clock, seed=tuple(seed))
-    write_log(folder / name, kept.log, about)
-    return folder / name
+    names = insert_points(connection, run_id, kept, [each.log is not None for each in kept])
+    run_uuid = _uuid_of(connection, run_id)
+    for each, name in zip(kept, names, strict=True):
+        if each.log is None:
+            continue
+        start_s, stop_s = (each.facts.get(f"window_{edge}_s", math.nan) for edge in ("start", "stop"))
+        window_s = (start_s, stop_s) if math.isfinite(start_s + stop_s) else None
+        about = About(run=run_uuid, level=level_key(each.point), window_s=window_s, clock=clock, seed=tuple(seed))
+        write_log(folder / name, each.log, about)
+        if written is not None:
+            written.append(folder / name)
 
 
 @contextmanager
@@ -441,7 +459,7 @@ class Store:
             if not update_run(connection, run_id, {"heartbeat": self.database.clock}, owner=Owner.here()):
                 raise StoreError(f"run {run_id} belongs to {owner_of(connection, run_id)}: this one adds nothing to it")
             if not holds(connection, run_id, kept.point):
-                keep(connection, self.database.records, run_id, kept, seed=seed)
+                keep(connection, self.database.records, run_id, [kept], seed=seed)
 
     def run(self, run_id: int) -> Run:
         """The run with this number. Raises StoreError if there is none."""

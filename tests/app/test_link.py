@@ -173,6 +173,12 @@ def test_a_field_that_the_link_lacks_and_one_that_nobody_knows_are_named() -> No
     assert "isl" in problems[0] and "gpus" in problems[1]
 
 
+def test_a_link_written_by_hand_is_told_once_that_defaults_fill_it() -> None:
+    scenario, problems = link.from_query({"rate": "75"})
+    assert scenario == Scenario(rate_per_s=75.0)
+    assert problems == ["Written by hand (no version in the link), so defaults are used for what it leaves out."]
+
+
 def test_a_newer_version_is_named() -> None:
     assert "v=3" in link.from_query({**link.to_query(Scenario()), "v": "3"})[1][0]
 

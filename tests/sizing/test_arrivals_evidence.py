@@ -6,6 +6,7 @@ The measured table itself fits: the figures of a production engine stand here wi
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,15 +20,18 @@ from rich.console import Console
 from calibration.errors import ServerError
 from sizing import catalog
 from sizing.catalog import Layout
+from sizing.edge import run_at
 from sizing.engine import Batching, Replica
 from sizing.estimate import estimate, kernels
 from sizing.estimate.timed import time_engine
 from sizing.fitting import fit
 from sizing.fitting.levels import point_runs
+from sizing.plans import Candidate
 from sizing.points import Point, Protocol, read_points
+from sizing.question import Setting
 from sizing.simulator import Watch, simulate_trace
 from sizing.simulator.replay import Replay
-from sizing.workload import Arrivals, Lengths, metric_name
+from sizing.workload import OF_REQUESTS, Arrivals, Lengths, Limit, Sla, Workload, metric_name
 from validation import measure_servers
 from validation.evidence import measured_arrivals
 from validation.evidence.claim import Setup
@@ -52,6 +56,7 @@ from validation.evidence.measured_arrivals import (
     server_of,
     write_drawn,
 )
+from validation.evidence.measured_capacity import capacity, rows_of
 from validation.evidence.server import LAW, Design, calibrate
 from validation.measure_servers import CONFIGURATIONS, MOST_STOLEN, TRIES, stolen_share, undisturbed
 
@@ -98,12 +103,47 @@ def test_an_engine_that_follows_the_law_is_predicted(table: list[Point]) -> None
     assert [len(rounds) for rounds in case.rates] == [3, 3] and len(case.closed) == 8
     cells = answer(case, SeedSequence(0))
     found = {(row.name.startswith("band"), row.metric): row for row in rows([case], [cells])}
-    for figure, most in zip(FIGURES, (0.1, 0.15, 0.1, 0.1, 0.1, 0.1), strict=True):
+    for figure, most in zip(FIGURES, (0.1, 0.15, 0.1, 0.1, 0.1, 0.1, 0.1), strict=True):
         row = found[False, f"{metric_name(figure.metric)} {figure.statistic}"]
         assert row.n == 2 and row.worst < most, row
     held = [one.held for cell in cells for rounds in cell.bands for one in rounds]
     assert len(held) == 2 * 3 * len(BANDED) and np.mean(held) >= 0.75
     assert "no closed loop was measured twice" in found[False, "TTFT p50"].note
+
+
+def test_the_rate_of_an_engine_that_follows_the_law_is_what_a_plan_answers_under_its_latencies(
+    table: list[Point],
+) -> None:
+    """And the rule of means answers more, as a limit on p95 is no limit on the mean."""
+    (case,) = of_table("here", table)
+    cells = answer(case, SeedSequence(0))
+    assert all(set(cell.capacities) == set(OF_REQUESTS) for cell in cells)
+    found = [one for cell in cells for one in cell.capacities.values() if not one.near_floor]
+    assert len(found) >= 4
+    for one in found:
+        assert 0.85 < one.planned < 1.1 and one.low <= 1 <= one.high and one.by_means > 1.1, one
+    judged = {row.metric: row for row in rows([case], [cells]) if row.name.startswith("largest rate")}
+    assert "requests/s under a p95 E2E" in judged and all("rule of means" in row.note for row in judged.values())
+    (seen,) = of_table("here", table)
+    assert not any(cell.capacities for cell in answer(replace(seen, levels="checked"), SeedSequence(0)))
+
+
+def test_a_limit_near_the_latency_of_an_idle_replica_is_not_judged() -> None:
+    candidate = Candidate("m", "g", Layout(), "bf16", SERVER, "fitted", "", 0.05)
+    workload = Workload(Lengths(128, 64, 0.5, 0.5), 0.5)
+    alone = run_at(SERVER, Setting(workload, Sla(Limit("e2e", 95, 1.0)), "random", 1), 0.5, 20_000)
+    limit_s = alone.quantiles("e2e").at(95)
+    near = capacity(candidate, workload, "e2e", limit_s, 0.0, math.nan)
+    assert near.near_floor
+    far = replace(near, near_floor=False, planned=1.3, low=0.9, high=1.5, by_means=2.0)
+    short = replace(far, planned=0.8, low=0.7, high=0.9, by_means=1.02)
+    row, band = rows_of("x", "y", "e2e", [near, far, short])
+    assert (row.n, row.median, row.holds) == (2, pytest.approx(0.3), None)
+    assert "near the floor, not judged: 1" in row.note
+    assert "rule of means 100.0 % / 100.0 %; that > 5 % optimistic in 50.0 %" in row.note
+    assert "with 20 % headroom too much in 50.0 %" in row.note
+    assert "covers 50.0 %" in band.note and "mean width ± 20.0 %" in band.note
+    assert [one.n for one in rows_of("x", "y", "e2e", [near])] == [0, 0]
 
 
 def test_of_arrivals_that_are_known_luck_is_no_error(
@@ -172,6 +212,7 @@ def test_an_engine_that_is_slower_under_arrivals_is_not(table: list[Point]) -> N
     ]
     cells = answer(of_table("here", off)[0], SeedSequence(0))
     assert all(error < -0.15 for cell in cells for error in cell.simulated)
+    assert all(one.planned > 1.15 for cell in cells for one in cell.capacities.values() if not one.near_floor)
     assert np.mean([one.held for cell in cells for one in cell.bands[2]]) < 0.5
 
 

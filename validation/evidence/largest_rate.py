@@ -17,13 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
-from sizing.catalog import Layout
 from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed
 from sizing.engine import Replica
-from sizing.explain import fewest
+from sizing.errors import RequestTooLong
+from sizing.explain import most_per_s
 from sizing.fitting import fit
-from sizing.plans import Candidate
-from sizing.question import Question, Setting
+from sizing.question import Setting
 from sizing.simulator import stable_rate_per_s
 from sizing.workload import Lengths, Limit, Sla, Workload
 from validation.evidence.claim import Claim, Setup
@@ -50,8 +49,6 @@ SLAS = tuple(
 )
 FEASIBLE = 0.05
 """Share of the stable rate below which an SLA counts as not met: there it is at the floor of the unloaded engine."""
-MANY_PER_S = 1e6
-"""A load so high that the count of replicas tells the rate of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +111,11 @@ def answer(case: Case, seed: SeedSequence) -> list[Answer]:
         answers.append(
             Answer(
                 truth=true_rate_per_s(case.server, setting, case.requests, whole_number(of_truth)),
-                simulated=_rate_per_s(BY_SIMULATION, fitted, setting),
-                apart=_rate_per_s(BY_SIMULATION, apart, setting),
-                analytic=_rate_per_s(BY_FORMULA, fitted, setting),
-                formula=_rate_per_s(BY_FORMULA, case.server, setting),
-                by_means=_rate_by_means(fitted, setting),
+                simulated=carried_per_s(BY_SIMULATION, fitted, setting),
+                apart=carried_per_s(BY_SIMULATION, apart, setting),
+                analytic=carried_per_s(BY_FORMULA, fitted, setting),
+                formula=carried_per_s(BY_FORMULA, case.server, setting),
+                by_means=by_means_per_s(fitted, setting),
                 stable=stable_per_s,
             )
         )
@@ -130,17 +127,21 @@ def _fitted(case: Case, design: Design, seed: SeedSequence) -> Replica:
     return fit(points, batching=case.server.batching).replica
 
 
-def _rate_per_s(method: Method, replica: Replica, setting: Setting) -> float:
+def carried_per_s(method: Method, replica: Replica, setting: Setting) -> float:
+    """Requests/s of a replica under the SLA; 0 where that is out of reach."""
     try:
         return method.capacity_per_s(replica, setting)
     except SlaMissed:
         return 0.0
 
 
-def _rate_by_means(replica: Replica, setting: Setting) -> float:
-    question = Question("synthetic", Workload(setting.workload.lengths, MANY_PER_S), setting.sla)
-    found = fewest(question, Candidate("synthetic", "synthetic", Layout(), "bf16", replica, "fitted", "", 0.0))
-    return MANY_PER_S / found[0] if found else 0.0
+def by_means_per_s(replica: Replica, setting: Setting) -> float:
+    """The same by the rule of means."""
+    workload = setting.workload
+    try:
+        return most_per_s(replica, workload.lengths, workload.prefix, setting.sla)
+    except RequestTooLong:
+        return 0.0
 
 
 def rows(cases: Sequence[Case], answers: Sequence[list[Answer]]) -> list[EvidenceRow]:

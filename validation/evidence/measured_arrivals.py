@@ -40,8 +40,20 @@ from sizing.prediction import Quantiles
 from sizing.question import Question
 from sizing.queueing import predict
 from sizing.simulator import simulate
-from sizing.workload import Arrivals, Limit, Metric, Prefix, Sla, Tokens, Workload, metric_name
+from sizing.workload import (
+    OF_REQUESTS,
+    Arrivals,
+    Limit,
+    Metric,
+    Prefix,
+    RequestMetric,
+    Sla,
+    Tokens,
+    Workload,
+    metric_name,
+)
 from validation.evidence.claim import Claim, Setup
+from validation.evidence.measured_capacity import GOAL, PERCENTILE, Capacity, capacity, rows_of
 from validation.evidence.measured_silicon import four
 from validation.evidence.measured_stages import Figure
 from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
@@ -70,6 +82,7 @@ FIGURES = (
     Figure("ttft", 50, Goal(0.08)),
     Figure("ttft", 95, Goal(0.12)),
     Figure("itl", None, Goal(0.05)),
+    Figure("itl", 95, None),
     Figure("e2e", 95, Goal(0.08)),
     Figure("gap", 95, None),
     Figure("gap", 99, None),
@@ -102,13 +115,15 @@ class Banded(NamedTuple):
 
 class Cell(NamedTuple):
     """One rate: by place in FIGURES, ln of predicted over measured by simulation of its arrivals, the standard error of
-    that by its rounds, and the same of any arrivals and by formula; by place in BANDED, the rounds."""
+    that by its rounds, and the same of any arrivals and by formula; by place in BANDED, the rounds; by metric, what a
+    plan makes of the measured p95 as a limit, where that was known and the law not fitted to random arrivals."""
 
     simulated: list[float]
     luck: list[float]
     of_any: list[float]
     formula: list[float]
     bands: list[list[Banded]]
+    capacities: dict[RequestMetric, Capacity]
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -262,10 +277,10 @@ def _sent_of(requests: pd.DataFrame) -> Sent:
 def answer(case: Case, seed: SeedSequence) -> list[Cell]:
     """Fit the levels together, predict each rate."""
     fitted = fit([*case.closed, *case.check])
-    return [_cell(fitted, rounds) for rounds in case.rates]
+    return [_cell(fitted, rounds, sized=case.levels != "checked") for rounds in case.rates]
 
 
-def _cell(fitted: Fit, rounds: Sequence[Point]) -> Cell:
+def _cell(fitted: Fit, rounds: Sequence[Point], sized: bool) -> Cell:
     point = rounds[0]
     prefix = Prefix(point.prefix.tokens, statistics.mean(each.prefix.hit_rate for each in rounds))
     workload = Workload(point.lengths, point.load_value, Arrivals(), prefix)
@@ -290,7 +305,13 @@ def _cell(fitted: Fit, rounds: Sequence[Point]) -> Cell:
     steady = predict(candidate.replica, workload, gaps=True)
     by_formula = [math.log(_of(steady.of(figure.metric), figure)) for figure in FIGURES]
     formula, _ = _over(rounds, [by_formula] * len(rounds))
-    return Cell(off, luck, of_any, formula, bands)
+    capacities = {}
+    for place, figure in enumerate(FIGURES):
+        if sized and figure.metric != "gap" and figure.percentile == PERCENTILE and not math.isnan(off[place]):
+            limit_s = statistics.geometric_mean(figure.of(each) for each in rounds if figure.known(each))
+            of_rate = off[place], luck[place]
+            capacities[figure.metric] = capacity(candidate, workload, figure.metric, limit_s, *of_rate)
+    return Cell(off, luck, of_any, formula, bands, capacities)
 
 
 def _over(rounds: Sequence[Point], told: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
@@ -302,7 +323,7 @@ def _over(rounds: Sequence[Point], told: Sequence[Sequence[float]]) -> tuple[lis
         logs = [
             own[place] - math.log(figure.of(point))
             for point, own in zip(rounds, told, strict=True)
-            if getattr(point, f"{figure.metric}_{figure.statistic}_s")
+            if figure.known(point)
         ]
         several = len(logs) > 1
         means.append(statistics.mean(logs) if several or len(logs) == len(rounds) else math.nan)
@@ -355,6 +376,10 @@ def _rows(name: str, data: str, cases: Sequence[Case], answers: Sequence[list[Ce
         widths = [one.half_width for one in rounds]
         row = row_of_band(f"band, {name}", data, what, errors, held, widths, COVERS)
         found.append(noted(row, f"median width ± {shown(statistics.median(widths))}"))
+    if cases[0].levels != "checked":
+        for metric in OF_REQUESTS:
+            known = [cell.capacities[metric] for cell in cells if metric in cell.capacities]
+            found += rows_of(name, data, metric, known, GOAL if cases[0].levels == "all" else None)
     return found
 
 

@@ -51,6 +51,10 @@ class Figure(NamedTuple):
         """As in the columns of the points table."""
         return "mean" if self.percentile is None else f"p{self.percentile}"
 
+    def known(self, point: Point) -> bool:
+        """Whether it was measured."""
+        return bool(getattr(point, f"{self.metric}_{self.statistic}_s"))
+
     def of(self, point: Point, statistic: str = "") -> float:
         """What was measured, in seconds."""
         return float(getattr(point, f"{self.metric}_{statistic or self.statistic}_s"))

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,13 +79,14 @@ def test_a_connection_lost_before_the_commit_is_made_anew(
     on_postgres.add_point(run_id, measurement())
     keep, cut = store_runs.keep, []
 
-    def cut_off(connection: sql.Connection, folder: Path, number: int, kept: Measurement, *, seed: object) -> object:
-        found = keep(connection, folder, number, kept)
+    def cut_off(
+        connection: sql.Connection, folder: Path, number: int, kept: Sequence[Measurement], *, seed: object
+    ) -> None:
+        keep(connection, folder, number, kept)
         if not cut:
             cut.append(connection.execute(sql.text("SELECT pg_backend_pid()")).scalar_one())
             with psycopg.connect(host=postgres_folder, user="postgres", dbname="postgres", autocommit=True) as other:
                 other.execute("SELECT pg_terminate_backend(%s, 10000)", (cut[0],))
-        return found
 
     monkeypatch.setattr(store_runs, "keep", cut_off)
     patient(partial(on_postgres.add_point, run_id, SECOND), silence)

@@ -274,9 +274,9 @@ def _says(value: object, text: str) -> bool:
 
 
 def measured() -> list[Point]:
-    """The points of the store and of the shipped tables, void ones left out."""
+    """The points of the store and of the shipped tables, each once, void ones left out."""
     shipped = [point for path in sorted(resource("data/curves").glob("*.csv")) for point in read_points(path)]
-    return [point for point in (*shipped, *Store().points()) if not point.void]
+    return [point for point in dict.fromkeys((*shipped, *Store().points())) if not point.void]
 
 
 def listed(entries: list[dict[str, Any]]) -> Response:

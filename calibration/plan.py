@@ -28,7 +28,7 @@ from calibration.records import MOST_REQUESTS
 from calibration.requests.lengths import LengthsPlan
 from sizing.errors import ScenarioError, YamlError, first_fault, quoted
 from sizing.files import parse_yaml, yaml_text
-from sizing.points import LoadKind, Point, Rule, Steps
+from sizing.points import KnownPolicy, LoadKind, Point, Steps
 from sizing.question import FIELDS, Question
 from sizing.workload import Arrivals, Lengths
 
@@ -259,7 +259,7 @@ class DeploymentPlan(Strict):
     engine_version: str | None = None
     batching: Batching | None = None
     max_batch_size: Count | None = None
-    policy: Rule | None = None
+    policy: KnownPolicy | None = None
     token_budget: Count | None = None
     lookahead_steps: Steps | None = None
     assumed: list[Literal["precision", "gpu", "tp", "pp"]] = Field(default_factory=list)

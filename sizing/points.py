@@ -32,7 +32,7 @@ Verdict = Literal[
 Start = Literal["", "staggered", "together", "burst"]
 """How the users of a closed loop started: one after the other, in the same instant, within a millisecond; ""
 unknown."""
-Rule = Literal["", Policy]
+KnownPolicy = Literal["", Policy]
 """How an engine forms its iterations (`sizing.engine.Policy`); "" unknown."""
 UNITS: Mapping[LoadKind, str] = {
     "concurrency": "users",
@@ -118,7 +118,7 @@ class Point:
     prefix_hit: Share | None = None
     kv_tokens: Count | None = None
     protocol: Start = ""
-    policy: Rule = ""
+    policy: KnownPolicy = ""
     token_budget: Count | None = None
     lookahead_steps: Steps | None = None
 
@@ -203,7 +203,7 @@ class Point:
 class Scheduling(NamedTuple):
     """How an engine schedules, as told: fields of `sizing.engine.Batching`, "" or None where nothing is known."""
 
-    policy: Rule = ""
+    policy: KnownPolicy = ""
     token_budget: int | None = None
     lookahead_steps: float | None = None
 

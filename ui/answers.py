@@ -87,7 +87,7 @@ NEW_POINTS_WITHIN_S = 10
 
 
 def measured_points() -> Available:
-    """The points of the store and of the files shipped in data/curves."""
+    """The points of the store and of the files shipped in data/curves, each once: a shipped file may be imported."""
     return _measured(os.environ.get(DATABASE_VARIABLE, ""), str(computing.SHIPPED))
 
 
@@ -103,6 +103,7 @@ def _measured(database: str, folder: str) -> Available:
         points += Store(database or None).points()
     except CalibrationError as error:
         problems.append(str(error))
+    points = list(dict.fromkeys(points))
     return Available(tuple(points), digest(points), tuple(problems))
 
 

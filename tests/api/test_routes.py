@@ -16,6 +16,9 @@ from hypothesis import strategies as some
 
 from api import routes as api
 from api.questions import COMMANDS
+from calibration.records import Measurement
+from calibration.store import DATABASE_VARIABLE, Store
+from calibration.store.bundle import import_measurements
 from tests.api.conftest import QUESTION
 from ui import login
 
@@ -93,6 +96,13 @@ def test_lists_name_what_can_be_asked_about(address: str) -> None:
     chosen = requests.get(f"{address}/points", {"model": one["model"].upper(), "tp": one["tp"]}, timeout=60).json()
     assert 0 < chosen["count"] <= lists["points"]["count"]
     assert requests.get(f"{address}/points", {"model": "none"}, timeout=60).json() == {"count": 0, "items": []}
+
+
+def test_a_shipped_table_that_is_imported_too_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path / 'calibration.db'}")
+    shipped = api.measured()
+    import_measurements(Store(), "again", [Measurement(point) for point in shipped])
+    assert len(shipped) > 10 and api.measured() == shipped
 
 
 @pytest.mark.parametrize(("path", "status"), [("points?colour=red", 400), ("nothing", 404), ("", 404), ("plan", 405)])

@@ -155,6 +155,14 @@ def test_shipped_files_are_shown_beside_the_store_and_a_broken_one_is_named(
     assert "broken.csv" in text_of(app.warning[0].value)
 
 
+def test_a_shipped_table_that_is_imported_too_counts_once(store: Store, tmp_path: Path) -> None:
+    points = [point(n) for n in LEVELS]
+    with (tmp_path / "shipped.csv").open("w", encoding="utf-8", newline="") as file:
+        write_points(points, file)
+    keep(store, [*points, point(64)])
+    assert len(answers.measured_points().points) == len(LEVELS) + 1
+
+
 def test_a_store_that_cannot_be_read_is_named(curves: Callable[[], AppTest], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATABASE_VARIABLE, "nosuchdatabase://host/name")
     app = curves()

@@ -137,13 +137,14 @@ def test_a_limit_near_the_latency_of_an_idle_replica_is_not_judged() -> None:
     assert near.near_floor
     far = replace(near, near_floor=False, planned=1.3, low=0.9, high=1.5, by_means=2.0)
     short = replace(far, planned=0.8, low=0.7, high=0.9, by_means=1.02)
-    row, band = rows_of("x", "y", "e2e", [near, far, short])
+    row, band = rows_of("x", "e2e", {"vLLM": [near, far], "SGLang": [short]})
     assert (row.n, row.median, row.holds) == (2, pytest.approx(0.3), None)
     assert "near the floor, not judged: 1" in row.note
     assert "rule of means 100.0 % / 100.0 %; that > 5 % optimistic in 50.0 %" in row.note
     assert "with 20 % headroom too much in 50.0 %" in row.note
     assert "covers 50.0 %" in band.note and "mean width ± 20.0 %" in band.note
-    assert [one.n for one in rows_of("x", "y", "e2e", [near])] == [0, 0]
+    assert "median of vLLM 30.0 %; median of SGLang 20.0 %" in row.note
+    assert [one.n for one in rows_of("x", "e2e", {"vLLM": [near]})] == [0, 0]
 
 
 def test_of_arrivals_that_are_known_luck_is_no_error(

@@ -59,10 +59,11 @@ from validation.evidence.measured_stages import Figure
 from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
 
 NAME = "random arrivals from closed loops"
-ON_GPU, SGLANG = "vLLM on an H200, measured here", "SGLang at the pace of GPUs, measured here"
+HERE = ", measured here"
+ON_GPU, SGLANG = f"vLLM on an H200{HERE}", f"SGLang at the pace of GPUs{HERE}"
 TABLES = {
-    "vLLM at the pace of GPUs, measured here": (Path(__file__).with_name("vllm-paced.csv"),),
-    "vLLM on a CPU, measured here": (Path(__file__).with_name("vllm-cpu.csv"),),
+    f"vLLM at the pace of GPUs{HERE}": (Path(__file__).with_name("vllm-paced.csv"),),
+    f"vLLM on a CPU{HERE}": (Path(__file__).with_name("vllm-cpu.csv"),),
     ON_GPU: (resource("data/curves/h200-vllm.csv"), resource("data/curves/h200-vllm-qwen3.csv")),
     SGLANG: (Path(__file__).with_name("sglang-paced.csv"),),
 }
@@ -76,6 +77,8 @@ FITTED = {
     "checked": ", four levels of the mix and one of random arrivals",
 }
 """What the name of a row says of the levels that were fitted."""
+SIZED = ("all", "alone")
+"""Those whose fits are asked for the largest rate."""
 SIMULATED = 20_000
 COVERS = (0.85, 0.95)
 FIGURES = (
@@ -277,7 +280,7 @@ def _sent_of(requests: pd.DataFrame) -> Sent:
 def answer(case: Case, seed: SeedSequence) -> list[Cell]:
     """Fit the levels together, predict each rate."""
     fitted = fit([*case.closed, *case.check])
-    return [_cell(fitted, rounds, sized=case.levels != "checked") for rounds in case.rates]
+    return [_cell(fitted, rounds, sized=case.levels in SIZED) for rounds in case.rates]
 
 
 def _cell(fitted: Fit, rounds: Sequence[Point], sized: bool) -> Cell:
@@ -341,6 +344,14 @@ def rows(cases: Sequence[Case], answers: Sequence[list[Cell]]) -> list[EvidenceR
     for (data, levels), both in groupby(zip(cases, answers, strict=True), lambda pair: (pair[0].data, pair[0].levels)):
         own = list(both)
         found += _rows(f"{NAME}{FITTED[levels]}", data, [case for case, _ in own], [cells for _, cells in own])
+    for levels in SIZED:
+        pairs = [pair for pair in zip(cases, answers, strict=True) if pair[0].levels == levels]
+        for metric in OF_REQUESTS if pairs else ():
+            of_table: dict[str, list[Capacity]] = {}
+            for case, cells in pairs:
+                known = [cell.capacities[metric] for cell in cells if metric in cell.capacities]
+                of_table.setdefault(case.data.removesuffix(HERE), []).extend(known)
+            found += rows_of(f"{NAME}{FITTED[levels]}", metric, of_table, GOAL if levels == "all" else None)
     return found or [missing(NAME, "vLLM, measured here", "TTFT, ITL, E2E", "no rate was measured twice")]
 
 
@@ -376,10 +387,6 @@ def _rows(name: str, data: str, cases: Sequence[Case], answers: Sequence[list[Ce
         widths = [one.half_width for one in rounds]
         row = row_of_band(f"band, {name}", data, what, errors, held, widths, COVERS)
         found.append(noted(row, f"median width ± {shown(statistics.median(widths))}"))
-    if cases[0].levels != "checked":
-        for metric in OF_REQUESTS:
-            known = [cell.capacities[metric] for cell in cells if metric in cell.capacities]
-            found += rows_of(name, data, metric, known, GOAL if cases[0].levels == "all" else None)
     return found
 
 

@@ -9,7 +9,7 @@ stands the rule of means, the requests/s at the highest concurrency whose mean m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,7 @@ PERCENTILE = 95
 HEADROOM = 0.2
 """What a plan keeps free unless it is told otherwise."""
 COVERS = (0.85, 0.95)
+DATA = "vLLM and SGLang, measured here"
 GOAL = Goal(0.10)
 """One replica in ten, of servers whose mixes are all fitted."""
 
@@ -90,23 +91,28 @@ def capacity(
 
 
 def rows_of(
-    name: str, data: str, metric: RequestMetric, found: Sequence[Capacity], goal: Goal | None = None
+    name: str, metric: RequestMetric, found: Mapping[str, Sequence[Capacity]], goal: Goal | None = None
 ) -> list[EvidenceRow]:
-    """How far plans and the rule of means are from the rates, and how often bands hold these, near the floor apart."""
+    """How far plans and the rule of means are from the rates of all tables in `found`, and how often bands hold these;
+    limits near the floor apart."""
     name, what = f"largest rate, {name}", f"requests/s under a p{PERCENTILE} {metric_name(metric)}"
-    judged = [one for one in found if not one.near_floor]
+    of_table = {data: [one for one in own if not one.near_floor] for data, own in found.items()}
+    judged = [one for own in of_table.values() for one in own]
     if not judged:
-        return [missing(each, data, what, "no limit leaves room for a queue") for each in (name, f"band, {name}")]
+        return [missing(each, DATA, what, "no limit leaves room for a queue") for each in (name, f"band, {name}")]
     planned, by_means = (np.array([getattr(one, of) for one in judged]) for of in ("planned", "by_means"))
     errors = planned - 1
-    row = row_of_errors(name, data, what, list(errors), goal)
+    row = row_of_errors(name, DATA, what, list(errors), goal)
     row = beside(row, "rule of means", list(by_means - 1), never_worse=True)
     hopeful, missed = (float(np.mean(of)) for of in (by_means - 1 > OPTIMISTIC, (1 - HEADROOM) * planned > 1))
     row = noted(row, f"that > 5 % optimistic in {shown(hopeful)}")
     row = noted(row, f"with {percent(HEADROOM)} headroom too much in {shown(missed)}")
-    if left := len(found) - len(judged):
+    for data, own in of_table.items():
+        if own:
+            row = noted(row, f"median of {data} {shown(float(np.median([abs(one.planned - 1) for one in own])))}")
+    if left := sum(map(len, found.values())) - len(judged):
         row = noted(row, f"near the floor, not judged: {left}")
     held = [one.low <= 1 <= one.high for one in judged]
     widths = [(one.high - one.low) / 2 for one in judged]
-    band = row_of_band(f"band, {name}", data, what, errors, held, widths, COVERS)
+    band = row_of_band(f"band, {name}", DATA, what, errors, held, widths, COVERS)
     return [row, noted(band, f"median width ± {shown(float(np.median(widths)))}")]

@@ -297,6 +297,9 @@ def test_the_summary_of_the_evidence_says_what_the_table_says() -> None:
         first, second, last = (note.removeprefix("covers ").split(" %")[0] for note in notes)
         return f"{first}, {second} and {last} %"
 
+    def listed(shares: list[str]) -> list[str]:
+        return [*(share.removesuffix(" %") for share in shares[:-1]), shares[-1]]
+
     rate, ttft, itl = metrics
     vllm, largest = "random arrivals from closed loops", "largest rate, fit and simulation"
     means, replicas = "largest rate, rule of means", rows["replicas, planned with the true law", "count of replicas"][9]
@@ -305,6 +308,10 @@ def test_the_summary_of_the_evidence_says_what_the_table_says() -> None:
         for engine in ("vLLM", "SGLang")
     ]
     sla = "requests/s under the SLA"
+    limits = [f"requests/s under a p95 {metric}" for metric in ("TTFT", "ITL", "E2E")]
+    carried = [rows[f"largest rate, {vllm}", limit] for limit in limits]
+    bands = [rows[f"band, largest rate, {vllm}", limit][9].removeprefix("covers ").split(" %")[0] for limit in limits]
+    hopeful = [row[9].split("rule of means ")[1].split(" %")[0] for row in carried]
     loops = [rows["closed loops of vLLM, other loads", of][4] for of in (rate, "TTFT p95", "E2E p95", "gap p95")]
     kinds_estimated = ("dense servers", "mixtures on Hopper", "mixtures on Blackwell")
     estimated = {
@@ -334,6 +341,11 @@ def test_the_summary_of_the_evidence_says_what_the_table_says() -> None:
             f"{of['TTFT p95']} (p95) in the median"
             for of in paced
         ),
+        "are off by {}, {} and {} in the median (p90 {}, {} and {}),".format(
+            *listed([row[4] for row in carried]), *listed([row[5] for row in carried])
+        ),
+        "the 90 % bands hold {}, {} and {} %.".format(*bands),
+        "The rule of means, by the same laws, promises {}, {} and {} % too much.".format(*hopeful),
         f"{rows['systems with exact answers', 'mean or percentile'][2]} queues with exact answers",
         f"exact in {replicas.split('exact ')[1].split(')')[0]}, right to one replica or 3 % in "
         f"{replicas.removeprefix('right ').split(' (')[0]}, and never too small",
@@ -341,6 +353,9 @@ def test_the_summary_of_the_evidence_says_what_the_table_says() -> None:
         f"{rows[means, sla][4]} (p90 {rows[means, sla][5]})",
     ):
         assert sentence in told, sentence
+    medians = sorted((row[4] for row in carried), key=lambda share: float(share.removesuffix(" %")))
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"were off by {medians[0].removesuffix(' %')} to {medians[-1]} in the median" in readme
 
 
 def test_the_accuracy_page_is_written_by_its_command() -> None:

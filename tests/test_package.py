@@ -42,6 +42,7 @@ OWN_WORLD = (
     "validation/speed",
     "sizing/estimate/kernels.py",
     "validation/evidence/measured_estimates.py",
+    "validation/measure_servers.py",
 )
 """Programs that run in environments of their own, and what only developers run."""
 

@@ -137,15 +137,23 @@ which hardly separate the cost of a prompt token from the fixed cost of an itera
 which is not judged.
 
 *The law is asked about the very arrivals that a round sent*, starting from an empty server. On the H200, and of
-SGLang but for its small KV cache, its overlapped scheduler and prompts of 64 tokens, the lengths of the requests are
-known too; elsewhere their seed was not kept, and sixty draws of them are averaged. That matters: rounds of 30 seconds
-have 25 to 350 requests, whose p95 TTFT lies 10 to 20 % around its mean by luck of their lengths. For six rounds of
-vLLM the arrivals are not known either, and the law is asked about any. Notes have the errors for any arrivals as
-well: every vLLM server was sent the same nine streams, so one unlucky stream counts as many errors then (p95 TTFT at
-the pace of GPUs is off by 10.4 % in the median). The band is that of `size --verify`; of levels measured twice it
-knows how far a server varies from run to run (2 % in all times where none was), which a busy server amplifies. Notes
-say how far repeated measurements lie apart, too: no smaller error can be detected. Rounds of a rate share one law, so
-132 rounds are no more than 45 tries.
+SGLang but for its overlapped scheduler and prompts of 64 tokens, the lengths of the requests are known too; elsewhere
+their seed was not kept, and sixty draws of them are averaged. That matters: rounds of 30 seconds have 25 to 350
+requests, whose p95 TTFT lies 10 to 20 % around its mean by luck of their lengths. For six rounds of vLLM the arrivals
+are not known either, and the law is asked about any. Notes have the errors for any arrivals as well: every vLLM
+server was sent the same nine streams, so one unlucky stream counts as many errors then (p95 TTFT at the pace of GPUs
+is off by 10.4 % in the median). The band is that of `size --verify`; of levels measured twice it knows how far a
+server varies from run to run (2 % in all times where none was), which a busy server amplifies. Notes say how far
+repeated measurements lie apart, too: no smaller error can be detected. Rounds of a rate share one law, so 132 rounds
+are no more than 45 tries.
+
+*The largest rate* is what a plan answers. A server that showed a p95 of m under random arrivals of r requests/s
+carries r under a limit of m, so the fit is asked, as a plan asks it, for the most requests/s of a replica under that
+limit, without headroom. The limit is freed from the luck of the arrivals as far as the law can tell it: it is the
+law's p95 of a long run at r, times measured over predicted p95 of the arrivals that were sent. Limits of at most 1.25
+times the latency of an idle replica, of which a plan warns, are not judged: latency hardly depends on the load there.
+Beside it stands the rule of means, the requests/s at the highest concurrency whose mean meets the limit, by the same
+law. The band is the one that a plan shows, widened by the standard error of the measured p95.
 
 *The fit is told* the batch limit, which vLLM's metrics lack, except for *few slots*; the name of the model, whose
 shape says how many experts a batch reads; of prompts that begin alike, the share that the server found in its prefix
@@ -171,14 +179,14 @@ much as their mean, *whole prompts* (no chunked prefill), *few slots* (8 sequenc
   to another kernel; closed loops of 16 and 48 users do not show it, and ITL comes out up to 21 % too short.
   `calibration size` now chooses levels between powers of two as well. An iteration of the MoE model with a prompt
   lasts 50 to 80 ms whatever the prompt's length, because its host takes that long to launch it, and p95 TTFT with
-  prompts of 1,000 tokens comes out 18 to 28 % too short.
+  prompts of 1,000 tokens comes out 18 to 28 % too short. As it hardly rises with the load there, a plan for a limit
+  on it promises 1.6 to 2.1 times the requests/s.
 - Closed loops of the dense server at the pace of GPUs, of the servers on the CPU and of SGLang cover lengths evenly;
   the other servers were measured before that, and at two users have 4 to 13 % more requests/s by luck of their
   lengths.
-- With SGLang's small KV cache requests wait at the highest rate, where rounds differ seven times in p50 TTFT, and the
-  law expects five times as much as was measured: that, too, is the luck of lengths that are not known. Of one more
-  round of 110 seconds, whose 169 requests were known, it expects a p50 of 53 ms and a p95 of 3.13 s, where 45 ms and
-  2.64 s were measured.
+- With SGLang's small KV cache requests wait at the two higher rates. Told the very requests, the law expects the mean
+  TTFT of rounds up to 35 % longer than measured (2.2 s where it was 1.9 s), and for a round in which just over half
+  of the requests did not wait a p50 of 0.43 s where it was 42 ms.
 - With prompts of 1,500 tokens SGLang's p95 TTFT comes out 7 to 18 % too short, and mean ITL 1 to 8 %, more so at
   higher rates. With one user a token takes 18.4 ms where the pace is 15.6: engine, front end, detokenizer and client
   share two cores. That they do so less evenly when requests come at random would explain it, but nothing here shows

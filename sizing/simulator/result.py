@@ -15,7 +15,7 @@ from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, Caution, Joint, Prediction, Quantiles, saturated, used_up
 from sizing.simulator.scheduler import Counts, TokenGaps, gap_quantiles
 from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests, States, Workspace
-from sizing.stats import quantile_interval, share_error
+from sizing.stats import quantile_interval
 from sizing.workload import OF_REQUESTS, Limit, Metric, RequestMetric, Seconds, Sla, Within
 
 # --- Totals of a finished run, in one pass through its request records; compiled by numba
@@ -304,20 +304,6 @@ class Simulated:
         """
         seconds = self.of(metric)
         return quantile_interval(seconds[np.isfinite(seconds)], percentile)
-
-    def exceeding_interval(self, limit: Limit) -> tuple[float, float]:
-        """90 % confidence interval of `exceeding_share`, by batch means; of a limit on requests, not on gaps."""
-        if limit.metric == "gap":
-            raise ScenarioError(f"{limit}: there is no interval of a share of gaps")
-        if limit.metric == "rejected":
-            error = share_error(self.turned_away)
-        elif limit.metric == "goodput":
-            error = share_error(self.used_up(limit.within) > limit.limit_s)
-        else:
-            seconds, lost = self.of(limit.metric), self.outcome != SERVED
-            error = share_error(((seconds > limit.limit_s) | lost)[np.isfinite(seconds) | lost])
-        share = self.exceeding_share(limit)
-        return max(share - error, 0.0), min(share + error, 1.0)
 
     def prediction(self, within: Within = ()) -> Prediction:
         """Mean and percentiles of the served requests; infinite if the load is saturated. `within`: limits by which

@@ -27,8 +27,8 @@ ALL_OUTPUTS = (
     "generation_logits",
 )
 
-# Taken because the contract has them, and not applied: they change which tokens come, not how many or how fast.
-NOT_APPLIED = ("draft_input_ids", "len_penalty", "prompt_embedding_table", "prompt_vocab_size")
+# draft_input_ids, len_penalty, prompt_embedding_table and prompt_vocab_size are taken because the contract has them,
+# and not applied: they change which tokens come, not how many or how fast.
 
 
 def read_request(tensors: Tensors, limits: Limits, shape: Shape, outputs: Collection[str] = ALL_OUTPUTS) -> Request:

@@ -29,12 +29,13 @@ from sizing.fitting.levels import point_runs
 from sizing.plans import Candidate
 from sizing.points import Point, Protocol, read_points
 from sizing.question import Setting
-from sizing.simulator import Watch, simulate_trace
+from sizing.simulator import Watch, simulate_trace, stable_rate_per_s
 from sizing.simulator.replay import Replay
 from sizing.workload import OF_REQUESTS, Arrivals, Lengths, Limit, Sla, Workload, metric_name
 from validation import measure_servers
 from validation.evidence import measured_arrivals
 from validation.evidence.claim import Setup
+from validation.evidence.largest_rate import by_means_per_s
 from validation.evidence.measured_arrivals import (
     BANDED,
     DRAWN,
@@ -42,6 +43,7 @@ from validation.evidence.measured_arrivals import (
     ON_GPU,
     SGLANG,
     TABLES,
+    UNLIMITED,
     Drawn,
     answer,
     cases,
@@ -128,12 +130,36 @@ def test_the_rate_of_an_engine_that_follows_the_law_is_what_a_plan_answers_under
     assert not any(cell.capacities for cell in answer(replace(seen, levels="checked"), SeedSequence(0)))
 
 
+CANDIDATE = Candidate("m", "g", Layout(), "bf16", SERVER, "fitted", "", 0.05)
+
+
+def test_what_is_not_known_of_a_limit_widens_the_band_of_the_rate() -> None:
+    workload = Workload(Lengths(1500, 100, 0.5, 0.5), 0.6 * stable_rate_per_s(SERVER, Lengths(1500, 100, 0.5, 0.5)))
+    limit_s = run_at(SERVER, Setting(workload, UNLIMITED, "random", 1), workload.rate_per_s, 20_000).ttft_s
+    told = CANDIDATE, workload, "ttft", float(np.percentile(limit_s, 95)), 0.0
+    sure, unsure = capacity(*told, math.nan), capacity(*told, 0.1)
+    assert sure.planned == unsure.planned and unsure.low < sure.low < sure.planned < sure.high < unsure.high
+
+
+def test_a_rate_that_the_law_cannot_carry_is_asked_about_with_the_limit_as_measured() -> None:
+    lengths = Lengths(1500, 100, 0.5, 0.5)
+    beyond = Workload(lengths, 1.2 * stable_rate_per_s(SERVER, lengths))
+    found = capacity(CANDIDATE, beyond, "ttft", 2.0, 0.0, math.nan)
+    assert 0.6 < found.planned < 1 / 1.2, "less than the stable rate, and most of it: two seconds are many prompts"
+    assert capacity(CANDIDATE, beyond, "ttft", 0.001, 0.0, math.nan).planned == 0
+
+
+def test_a_cache_that_a_request_does_not_fit_carries_nothing_by_the_rule_of_means() -> None:
+    small = replace(SERVER, batching=replace(SERVER.batching, kv_tokens=1000))
+    setting = Setting(Workload(Lengths(1500, 100), 1.0), UNLIMITED, "random", 1)
+    assert by_means_per_s(small, setting) == 0 < by_means_per_s(SERVER, setting)
+
+
 def test_a_limit_near_the_latency_of_an_idle_replica_is_not_judged() -> None:
-    candidate = Candidate("m", "g", Layout(), "bf16", SERVER, "fitted", "", 0.05)
     workload = Workload(Lengths(128, 64, 0.5, 0.5), 0.5)
     alone = run_at(SERVER, Setting(workload, Sla(Limit("e2e", 95, 1.0)), "random", 1), 0.5, 20_000)
     limit_s = alone.quantiles("e2e").at(95)
-    near = capacity(candidate, workload, "e2e", limit_s, 0.0, math.nan)
+    near = capacity(CANDIDATE, workload, "e2e", limit_s, 0.0, math.nan)
     assert near.near_floor
     far = replace(near, near_floor=False, planned=1.3, low=0.9, high=1.5, by_means=2.0)
     short = replace(far, planned=0.8, low=0.7, high=0.9, by_means=1.02)

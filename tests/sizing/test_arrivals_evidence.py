@@ -40,6 +40,7 @@ from validation.evidence.measured_arrivals import (
     BANDED,
     DRAWN,
     FIGURES,
+    HERE,
     ON_GPU,
     SGLANG,
     TABLES,
@@ -117,7 +118,7 @@ def test_the_rate_of_an_engine_that_follows_the_law_is_what_a_plan_answers_under
     table: list[Point],
 ) -> None:
     """And the rule of means answers more, as a limit on p95 is no limit on the mean."""
-    (case,) = of_table("here", table)
+    (case,) = of_table(f"here{HERE}", table)
     cells = answer(case, SeedSequence(0))
     assert all(set(cell.capacities) == set(OF_REQUESTS) for cell in cells)
     found = [one for cell in cells for one in cell.capacities.values() if not one.near_floor]
@@ -125,9 +126,11 @@ def test_the_rate_of_an_engine_that_follows_the_law_is_what_a_plan_answers_under
     for one in found:
         assert 0.85 < one.planned < 1.1 and one.low <= 1 <= one.high and one.by_means > 1.1, one
     judged = {row.metric: row for row in rows([case], [cells]) if row.name.startswith("largest rate")}
-    assert "requests/s under a p95 E2E" in judged and all("rule of means" in row.note for row in judged.values())
-    (seen,) = of_table("here", table)
-    assert not any(cell.capacities for cell in answer(replace(seen, levels="checked"), SeedSequence(0)))
+    assert len(judged) == 3 and all("; median of here " in row.note for row in judged.values())
+    assert all(row.goal.startswith("median ≤ 10 %, no worse") for row in judged.values())
+    alone = [row for row in rows([replace(case, levels="alone")], [cells]) if row.name.startswith("largest rate")]
+    assert len(alone) == 3 and all(row.goal.startswith("no worse") for row in alone)
+    assert not any(cell.capacities for cell in answer(replace(case, levels="checked"), SeedSequence(0)))
 
 
 CANDIDATE = Candidate("m", "g", Layout(), "bf16", SERVER, "fitted", "", 0.05)
@@ -161,15 +164,15 @@ def test_a_limit_near_the_latency_of_an_idle_replica_is_not_judged() -> None:
     limit_s = alone.quantiles("e2e").at(95)
     near = capacity(CANDIDATE, workload, "e2e", limit_s, 0.0, math.nan)
     assert near.near_floor
-    far = replace(near, near_floor=False, planned=1.3, low=0.9, high=1.5, by_means=2.0)
-    short = replace(far, planned=0.8, low=0.7, high=0.9, by_means=1.02)
+    far = replace(near, near_floor=False, planned=1.2, low=0.9, high=1.5, by_means=2.0)
+    short = replace(far, planned=0.9, low=0.7, high=0.9, by_means=1.02)
     row, band = rows_of("x", "e2e", {"vLLM": [near, far], "SGLang": [short]})
-    assert (row.n, row.median, row.holds) == (2, pytest.approx(0.3), None)
+    assert (row.n, row.median, row.holds) == (2, pytest.approx(0.2), None)
     assert "near the floor, not judged: 1" in row.note
     assert "rule of means 100.0 % / 100.0 %; that > 5 % optimistic in 50.0 %" in row.note
-    assert "with 20 % headroom too much in 50.0 %" in row.note
+    assert "> 5 % optimistic in 50.0 %" in row.note and "with 20 % headroom too much in 0.0 %" in row.note
     assert "covers 50.0 %" in band.note and "mean width ± 20.0 %" in band.note
-    assert "median of vLLM 30.0 %; median of SGLang 20.0 %" in row.note
+    assert "median of vLLM 20.0 %; median of SGLang 10.0 %" in row.note
     assert [one.n for one in rows_of("x", "e2e", {"vLLM": [near]})] == [0, 0]
 
 
@@ -239,7 +242,8 @@ def test_an_engine_that_is_slower_under_arrivals_is_not(table: list[Point]) -> N
     ]
     cells = answer(of_table("here", off)[0], SeedSequence(0))
     assert all(error < -0.15 for cell in cells for error in cell.simulated)
-    assert all(one.planned > 1.15 for cell in cells for one in cell.capacities.values() if not one.near_floor)
+    promised = [one.planned for cell in cells for one in cell.capacities.values() if not one.near_floor]
+    assert len(promised) >= 4 and min(promised) > 1.15
     assert np.mean([one.held for cell in cells for one in cell.bands[2]]) < 0.5
 
 

@@ -153,7 +153,8 @@ limit, without headroom. The limit is freed from the luck of the arrivals as far
 law's p95 of a long run at r, times measured over predicted p95 of the arrivals that were sent. Limits of at most 1.25
 times the latency of an idle replica, of which a plan warns, are not judged: latency hardly depends on the load there.
 Beside it stands the rule of means, the requests/s at the highest concurrency whose mean meets the limit, by the same
-law. The band is the one that a plan shows, widened by the standard error of the measured p95.
+law. The band is the one that a plan shows, widened by the standard error of the measured p95. The goal of 10 %, one
+replica in ten, was set when two of the servers had been looked at.
 
 *The fit is told* the batch limit, which vLLM's metrics lack, except for *few slots*; the name of the model, whose
 shape says how many experts a batch reads; of prompts that begin alike, the share that the server found in its prefix

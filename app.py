@@ -26,7 +26,7 @@ form.open_link()
 scenario = form.draw()
 login.account()
 if visit().link_problems:
-    st.warning("  \n".join(map(plain, visit().link_problems)), title="Some of this link could not be used")
+    st.warning("  \n".join(map(plain, visit().link_problems)), title="This link was not taken as it stands")
 visit().gpus_found = None
 visit().shown = {}
 if not health.has_first_answer():

@@ -346,7 +346,7 @@ def _place_logs(
         if name and (store.database.records / name).is_file():
             continue
         if not name:
-            name = records_name(connection, run_id, row["number"])
+            name = records_name(run_id, bundle.run.uuid, row["number"])
             name_records(connection, run_id, row["number"], name)
         logs[store.database.records / name] = part.records
     return logs

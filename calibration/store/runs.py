@@ -159,7 +159,7 @@ def insert_points(
     run = connection.execute(sql.select(runs.c.uuid, runs.c.review).where(runs.c.id == run_id)).one()
     told = {"run": run_id, "standing": "pending" if run.review else "accepted"}
     names = [
-        _records_name(run_id, run.uuid, number) if logged else "" for number, logged in enumerate(recorded, start=first)
+        records_name(run_id, run.uuid, number) if logged else "" for number, logged in enumerate(recorded, start=first)
     ]
     rows = [
         {**told, "number": number, "records": name, **_columns(each)}
@@ -179,17 +179,9 @@ def holds(connection: sql.Connection, run_id: int, point: Point) -> bool:
     return row is not None and point_of(row) == cleaned(point)
 
 
-def records_name(connection: sql.Connection, run_id: int, number: int) -> str:
+def records_name(run_id: int, run_uuid: str, number: int) -> str:
     """Name of the file of records of a run's point `number`, in the folder of records."""
-    return _records_name(run_id, _uuid_of(connection, run_id), number)
-
-
-def _records_name(run_id: int, run_uuid: str, number: int) -> str:
     return f"{folder_name(run_id, run_uuid)}/level-{number}.parquet"
-
-
-def _uuid_of(connection: sql.Connection, run_id: int) -> str:
-    return str(connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one())
 
 
 def folder_name(run_id: int, run_uuid: str) -> str:
@@ -284,7 +276,7 @@ def keep(
     `seed` and `clock` are stored with each log. Raises StoreError as `insert_points` and `write_log` do.
     """
     names = insert_points(connection, run_id, kept, [each.log is not None for each in kept])
-    run_uuid = _uuid_of(connection, run_id)
+    run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
     for each, name in zip(kept, names, strict=True):
         if each.log is None:
             continue

@@ -56,7 +56,17 @@ from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_capacity import GOAL, PERCENTILE, Capacity, capacity, rows_of
 from validation.evidence.measured_silicon import four
 from validation.evidence.measured_stages import Figure
-from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
+from validation.evidence.table import (
+    COVERS,
+    EvidenceRow,
+    Goal,
+    beside,
+    missing,
+    noted,
+    row_of_band,
+    row_of_errors,
+    shown,
+)
 
 NAME = "random arrivals from closed loops"
 HERE = ", measured here"
@@ -80,7 +90,6 @@ FITTED = {
 SIZED = ("all", "alone")
 """Those whose fits are asked for the largest rate."""
 SIMULATED = 20_000
-COVERS = (0.85, 0.95)
 FIGURES = (
     Figure("ttft", 50, Goal(0.08)),
     Figure("ttft", 95, Goal(0.12)),

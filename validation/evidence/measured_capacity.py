@@ -19,10 +19,11 @@ from sizing.edge import BY_FORMULA, BY_SIMULATION, REQUESTS, capacity_band, load
 from sizing.explain import NEAR_FLOOR
 from sizing.numbers import percent
 from sizing.plans import Candidate
-from sizing.question import Setting
+from sizing.question import FIELDS, Setting
 from sizing.workload import Limit, RequestMetric, Sla, Workload, metric_name
 from validation.evidence.largest_rate import by_means_per_s, carried_per_s
 from validation.evidence.table import (
+    COVERS,
     OPTIMISTIC,
     EvidenceRow,
     Goal,
@@ -35,9 +36,8 @@ from validation.evidence.table import (
 )
 
 PERCENTILE = 95
-HEADROOM = 0.2
+HEADROOM = float(FIELDS["headroom"].default or 0)
 """What a plan keeps free unless it is told otherwise."""
-COVERS = (0.85, 0.95)
 DATA = "vLLM and SGLang, measured here"
 GOAL = Goal(0.10)
 """One replica in ten, of servers whose mixes are all fitted."""

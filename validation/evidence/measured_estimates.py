@@ -22,7 +22,7 @@ from sizing.estimate import KERNEL_SIGMA, kernels, prior_law
 from sizing.fitting.levels import concurrency
 from sizing.numbers import Floats
 from validation.evidence.claim import Claim, Setup
-from validation.evidence.measured_silicon import COVERS, DATA
+from validation.evidence.measured_silicon import DATA
 from validation.evidence.measured_silicon_rows import sample_path
 from validation.evidence.silicon_fit import (
     LEFT_OUT,
@@ -35,7 +35,17 @@ from validation.evidence.silicon_fit import (
     predicted,
     read_rows,
 )
-from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
+from validation.evidence.table import (
+    COVERS,
+    EvidenceRow,
+    Goal,
+    beside,
+    missing,
+    noted,
+    row_of_band,
+    row_of_errors,
+    shown,
+)
 
 CALLED = {"ttft": "TTFT mean", "itl": "ITL mean", "requests": "requests/s"}
 KINDS = {"dense": "dense servers", "moe_hopper": "mixtures on Hopper", "moe_blackwell": "mixtures on Blackwell"}

@@ -51,6 +51,7 @@ from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_design import on_line
 from validation.evidence.measured_tables import Cells, find_table, number, read_table
 from validation.evidence.table import (
+    COVERS,
     EvidenceRow,
     Goal,
     beside,
@@ -77,7 +78,6 @@ MOST_REQUESTS = 20_000
 RUNS, OF_LAW = 16, 4
 """Runs simulated of each level, and of each of the laws that tell its band."""
 GOAL = Goal(median=0.10)
-COVERS = (0.85, 0.95)
 
 
 class Figure(NamedTuple):

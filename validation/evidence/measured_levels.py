@@ -25,7 +25,7 @@ from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_arrivals import TABLES, measured, of_table
 from validation.evidence.measured_design import on_line
 from validation.evidence.measured_silicon import four
-from validation.evidence.table import EvidenceRow, Goal, beside, noted, row_of_band, row_of_errors, shown
+from validation.evidence.table import COVERS, EvidenceRow, Goal, beside, noted, row_of_band, row_of_errors, shown
 
 NAME = "closed loops of"
 FIGURES = {
@@ -43,7 +43,6 @@ FIGURES = {
 NEVER_WORSE = ("requests_per_s", "ttft_mean_s", "itl_mean_s", "e2e_p95_s")
 """Figures between levels of which straight lines are the goal."""
 BANDED = ("requests_per_s", "ttft_mean_s", "ttft_p95_s", "itl_mean_s", "e2e_p95_s", "gap_p95_s")
-COVERS = (0.85, 0.95)
 
 Asked = Literal["other loads", "more users"]
 

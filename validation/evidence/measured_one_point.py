@@ -27,9 +27,19 @@ from sizing.numbers import Floats, percent
 from sizing.points import Point
 from sizing.simulator.replay import Replay
 from validation.evidence.claim import Claim, Setup
-from validation.evidence.measured_silicon import COVERS, DATA, METRICS, four
+from validation.evidence.measured_silicon import DATA, METRICS, four
 from validation.evidence.measured_silicon_rows import Series, is_kept_apart, read_sample, sample_path
-from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
+from validation.evidence.table import (
+    COVERS,
+    EvidenceRow,
+    Goal,
+    beside,
+    missing,
+    noted,
+    row_of_band,
+    row_of_errors,
+    shown,
+)
 
 ITL_GOALS: Mapping[bool, Goal] = {True: Goal(0.11), False: Goal(0.06)}
 """Median error of ITL at other loads, of dense models and of mixtures: found by others with one point each."""

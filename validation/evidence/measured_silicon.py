@@ -27,12 +27,11 @@ from sizing.points import Point
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_design import on_line
 from validation.evidence.measured_silicon_rows import Series, is_kept_apart, read_sample, sample_path
-from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors
+from validation.evidence.table import COVERS, EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors
 
 DATA = "sample in aiconfigurator-core"
 METRICS = ("requests/s", "TTFT mean", "ITL mean")
 SIGMAS_OF_BAND = 1.645
-COVERS = (0.85, 0.95)
 
 
 @dataclass(frozen=True, slots=True)

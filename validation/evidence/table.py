@@ -48,6 +48,8 @@ class Goal:
 
 
 OPTIMISTIC = 0.05
+COVERS = (0.85, 0.95)
+"""How often 90 % bands should hold: too wide a band is of no use either."""
 ENOUGH = 20
 """Answers below which a goal on shares of them is neither reached nor missed."""
 

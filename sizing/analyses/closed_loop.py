@@ -15,7 +15,7 @@ from scipy.special import ndtri
 from sizing.edge import Z90
 from sizing.engine import Replica
 from sizing.fitting import Fit
-from sizing.fitting.levels import between, concurrency, levels_at, luck_of_lengths, point_runs, requests_of
+from sizing.fitting.levels import between, concurrency, levels_at, point_runs, requests_of
 from sizing.numbers import Floats
 from sizing.plans import Basis
 from sizing.points import Point
@@ -85,10 +85,11 @@ def closed_loop(
     local = fitted.at(lengths.isl, lengths.osl)
     replay = repeated(local, point)
     scatter_s = delivery_scatter_s(fitted)
-    shown = _shown(replay, local.engine, point, scatter_s)
+    luck = fitted.luck(point)
+    shown = _shown(replay, local.engine, point, scatter_s, luck)
     variances = {name: one.error**2 for name, one in shown.items()}
     for pair in local.variants_seen(lengths, np.array([[min(each, local.batching.max_batch_size)]], float)):
-        faster, slower = (_shown(replay, engine, point, scatter_s) for engine in pair)
+        faster, slower = (_shown(replay, engine, point, scatter_s, luck) for engine in pair)
         for name in shown:
             variances[name] += (math.log(slower[name].over_mean / faster[name].over_mean) / 2) ** 2
     of_gap = math.hypot(of_itl, local.law_error.gap)
@@ -121,7 +122,7 @@ class _Shown(NamedTuple):
     error: float
 
 
-def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float) -> dict[str, _Shown]:
+def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float, luck: Floats) -> dict[str, _Shown]:
     """What an engine shows of a point, by the names of the points table.
 
     The luck of a percentile: how far those lie apart that are a standard error of the rank to its sides.
@@ -132,7 +133,7 @@ def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float) -> d
     longer = requests["osl"] > 1
     itl_s = (requests["done_s"] - requests["first_token_s"])[longer] / (requests["osl"][longer] - 1)
     ttft_mean_s, itl_mean_s = float(ttft_s.mean()), float(itl_s.mean()) if several else 0.0
-    of_rate, of_ttft, _ = luck_of_lengths(point)
+    of_rate, of_ttft, _ = luck
     sent = requests_of(point)
     samples: dict[Metric, tuple[Floats, float, float]] = {"ttft": (ttft_s, ttft_mean_s, of_ttft)}
     if several:

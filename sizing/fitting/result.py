@@ -23,9 +23,11 @@ from sizing.fitting.levels import (
     levels_at,
     line_logs,
     luck_of_lengths,
+    luck_ratio,
     of_one_level,
     point_runs,
     run_to_run,
+    told,
     users_wait,
 )
 from sizing.fitting.parameters import EXACT, LawError, moved
@@ -450,7 +452,8 @@ class Fit:
     def means(self, points: Sequence[Point]) -> Floats:
         """What a measurement of these points would show (closed-loop, constant-rate or Poisson; any lengths; measured
         or not), in the protocol of the fit and as its tool counts: shape (points, 8), columns
-        `sizing.simulator.replay.MEASURES`. At the levels of the fit, distrusted ones aside, what was measured.
+        `sizing.simulator.replay.MEASURES`. At the levels of the fit, distrusted ones aside, what was measured, less the
+        likely luck of the lengths.
 
         A closed-loop point needs a rough `requests_per_s`, which sets how users are spread at the start.
         """
@@ -503,21 +506,27 @@ class Fit:
             replay = Replay(point_runs([*own, *(self._levels[row] for row in known)], self.protocol), local.engine)
             variance = np.zeros((len(rows), 3))
             there = np.full((len(self._levels), 3), math.nan)
+            shares = told([self._levels[row] for row in known], luck_ratio(self._trusted))
             met = [concurrency(point) for point in (*own, *(self._levels[row] for row in known))]
             batches = np.unique(np.minimum(met, local.batching.max_batch_size)).astype(float)
             for faster, slower in local.variants_seen(own[0].lengths, batches[:, None]):
                 change = np.log(replay.means(slower)[:, :3] / replay.means(faster)[:, :3])
-                there[known] = change[len(own) :]  # where it was measured, the answer does not change
+                there[known] = shares * change[len(own) :]  # where it was measured, the answer changes by the rest
                 carried = [carried_over(self._levels, there, point, self.batching) for point in own]
                 variance += np.nan_to_num((change[: len(own)] - carried) / 2) ** 2
             variance += np.square([closed_sigmas(self._levels, self.protocol, point) for point in own])
-            variance += np.square([luck_of_lengths(point) for point in own])
+            variance += np.square([self.luck(point) for point in own])
             if self.of_one_level:
                 variance += self._carried(own) ** 2
             elif len(known):
                 variance += (CHANGES * local.law_error.by_measure[:3]) ** 2
             sigmas[rows] = np.sqrt(variance)
         return sigmas
+
+    def luck(self, point: Point) -> Floats:
+        """Relative errors of requests/s, mean TTFT and ITL of a closed-loop point by the luck of its lengths, drawn as
+        those of the fit were: shape (3,)."""
+        return luck_ratio(self._trusted) * np.array(luck_of_lengths(point))
 
     @property
     def _levels(self) -> list[Point]:

@@ -23,6 +23,8 @@ from sizing.fitting.bends import REACH, bent_further, nodes_of, open_bends
 from sizing.fitting.fit import FROM_SHAPE, _elsewhere
 from sizing.fitting.levels import (
     CHANGES,
+    CLOSED_SIGMA,
+    CLOSED_TTFT_SIGMA,
     ITL_SIGMA,
     Observed,
     as_little_counts,
@@ -36,7 +38,9 @@ from sizing.fitting.levels import (
     line_logs,
     little_per_s,
     luck_of_lengths,
+    luck_ratio,
     point_runs,
+    told,
 )
 from sizing.fitting.parameters import BEND_SD, EXACT, PROMPT_BEND_SD, LawError, bend_of, law_parameters, moved
 from sizing.fitting.result import Variants
@@ -53,7 +57,8 @@ LEVELS = (1, 4, 8, 16, 32, 64, 128)
 KINK = Bend((1.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0), decode=(0.0, 0.2) * 3 + (0.0,), prompt=(0.0,) * 7)
 """Kernels that suit some batches: decode steps 22 % longer at every other level, which no smooth law follows, and at
 too many for them to pass for outliers."""
-VARIED = dataclasses.replace(SHORT, isl_cv=0.4, osl_cv=0.4)
+VARIED, EQUAL = dataclasses.replace(SHORT, isl_cv=0.4, osl_cv=0.4), dataclasses.replace(SHORT, isl_cv=0.0, osl_cv=0.0)
+"""The first with luck in its levels, the second without."""
 
 batches = (
     st.lists(st.floats(1, 2000), min_size=1, max_size=6, unique=True)
@@ -105,11 +110,11 @@ def test_formula_and_simulation_bend_alike(load: float) -> None:
 
 
 @cache
-def kinked() -> tuple[Fit, list[Point]]:
+def kinked(lengths: Lengths = VARIED) -> tuple[Fit, list[Point]]:
     """The fit of an engine with a kink and levels near those measured that it has not seen."""
     engine = Replica(dataclasses.replace(GPU, bend=KINK))
-    seen = fit(measure(engine, [VARIED], LEVELS, noise=0.005), protocol=Protocol("ramp"), batching=Batching())
-    return seen, measure(engine, [VARIED], (5, 15, 35, 60), noise=0.0)
+    seen = fit(measure(engine, [lengths], LEVELS, noise=0.005), protocol=Protocol("ramp"), batching=Batching())
+    return seen, measure(engine, [lengths], (5, 15, 35, 60), noise=0.0)
 
 
 def test_a_kink_is_found_and_predicts_better_than_the_law_alone() -> None:
@@ -234,16 +239,16 @@ def test_bends_at_all_lengths_tell_one_size() -> None:
 
 
 def test_what_was_measured_holds_the_answer_fast() -> None:
-    """At a level of the fit the coefficients may be what they like: of the band only the noise of a measurement, its
-    luck of lengths, and what of the law's error changes from level to level is left. Between levels there is more,
+    """At a level of the fit whose requests are equal the coefficients may be what they like: of the band only the noise
+    of a measurement and what of the law's error changes from level to level is left. Between levels there is more,
     beyond them far more."""
-    found, _ = kinked()
+    found, _ = kinked(EQUAL)
     levels = [error.point for error in found.errors]
     users = sorted(concurrency(level) for level in levels)
     error = found.at(levels[0].isl, levels[0].osl).law_error
     between, beyond = (dataclasses.replace(levels[0], load_value=value) for value in (users[1] + 1, 8 * users[-1]))
     held, unheld, far = found.mean_sigmas([levels[0], between, beyond])
-    parts = closed_sigmas(levels, found.protocol, levels[0]), luck_of_lengths(levels[0]), CHANGES * error.by_measure[:3]
+    parts = closed_sigmas(levels, found.protocol, levels[0]), CHANGES * error.by_measure[:3]
     noise = np.sqrt(sum(np.square(part) for part in parts))
     assert held == pytest.approx(noise, rel=1e-6)
     assert (unheld[[0, 2]] >= held[[0, 2]]).all() and (far > 1.5 * unheld).all()
@@ -370,6 +375,72 @@ def test_what_levels_show_beyond_the_engine_is_carried_over_on_a_line() -> None:
     # 100 users wait for memory, one does not, and neither tells of the other
     assert carried_over(levels, left, level(99), Batching(kv_tokens=5000)) == pytest.approx([0, 0, 0])
     assert carried_over(levels, left, level(2), Batching(kv_tokens=5000)) == pytest.approx([0, math.log(2), 0])
+
+
+def drawn(users: int, requests: int, luck: float) -> Point:
+    """A level of so many requests, whose requests/s are `luck` standard errors of their lengths above Little's law."""
+    counted = math.exp(luck * 0.5 / math.sqrt(requests))
+    return dataclasses.replace(level(users, counted), requests=requests, osl_cv=0.5)
+
+
+def test_how_evenly_a_tool_draws_lengths_is_seen_in_its_levels() -> None:
+    """The standard deviation of independent draws is 1 of them; of a tool that draws evenly it is less, whatever its
+    way of counting adds to all levels. Never more than 1, and 1 where levels cannot tell."""
+    rng = np.random.default_rng(5)
+    for even in (0.2, 0.6):
+        many = [drawn(users, 4 * users, even * rng.normal()) for users in range(1, 401)]
+        assert luck_ratio(many) == pytest.approx(even, rel=0.15)
+        less = [dataclasses.replace(one, requests_per_s=0.9 * one.requests_per_s) for one in many]
+        assert luck_ratio(less) == pytest.approx(luck_ratio(many), rel=1e-6)
+    assert luck_ratio([drawn(users, 4, 3.0 * (-1) ** users) for users in range(1, 9)]) == 1
+    assert luck_ratio([drawn(1, 10, 0.1)]) == luck_ratio([]) == luck_ratio([level(users) for users in LEVELS]) == 1
+    four = [drawn(users, 400, 0.0) for users in (1, 4, 16, 64)]
+    assert luck_ratio(four) == pytest.approx(0.5)  # 1 as one level more: of four without any scatter, sqrt(1 / 4)
+    # a level of few requests, half a standard error off, leaves the mean of the others where it was
+    assert luck_ratio([drawn(1, 3, 0.5), *four[1:]]) == pytest.approx(math.sqrt(1.25 / 4), rel=0.005)
+
+
+def test_what_a_lucky_level_shows_is_mostly_its_luck() -> None:
+    """Half of it where the luck of its lengths is as large as what servers scatter about laws; requests/s and TTFT have
+    lengths of their own, ITL none."""
+    requests = round((0.5 / CLOSED_SIGMA) ** 2)
+    found = told([drawn(8, requests, 0.0), drawn(8, requests // 100, 0.0), level(8)], 1.0)
+    assert found == pytest.approx(np.array([[0.5, 1, 1], [1 / 101, 1, 1], [1, 1, 1]]), rel=0.01)
+    assert told([drawn(8, requests, 0.0)], 0.5)[0, 0] == pytest.approx(0.8)
+    prompts = dataclasses.replace(level(8), requests=25, isl_cv=5 * CLOSED_TTFT_SIGMA)
+    assert told([prompts], 1.0) == pytest.approx(np.array([[1, 0.5, 1]]))
+
+
+def test_requests_per_s_by_luck_are_not_carried_over() -> None:
+    """Three requests happened to be short, and made a fifth more requests/s than Little's law has: no server does that
+    again, and of a line through such levels little is left. Equal requests would tell it of the server."""
+    lucky = [drawn(1, 3, math.log(1.2) / (0.5 / math.sqrt(3))), drawn(4, 400, 0.0), drawn(16, 1600, 0.0)]
+    engine = np.array([[little_per_s(one), one.ttft_mean_s, one.itl_mean_s] for one in lucky])
+    asked = dataclasses.replace(lucky[0], load_value=1)
+    kept = carried_over(lucky, left_over(lucky, engine), asked, Batching())[0]
+    line = line_logs(lucky, asked, Batching(), engine[0])[0]
+    share = float(told(lucky[:1], luck_ratio(lucky))[0, 0])
+    assert share < 0.1 and kept == pytest.approx(share * math.log(1.2))
+    assert line == pytest.approx(share * 0.2 * math.log(1.2))
+    equal = [dataclasses.replace(one, osl_cv=0.0) for one in lucky]
+    asked = dataclasses.replace(asked, osl_cv=0.0)
+    assert carried_over(equal, left_over(equal, engine), asked, Batching())[0] == pytest.approx(math.log(1.2))
+    assert line_logs(equal, asked, Batching(), engine[0])[0] == pytest.approx(0.2 * math.log(1.2))
+
+
+def test_a_lucky_level_leaves_its_band_open() -> None:
+    """What is not carried over from levels is not held by them either: coefficients count there, beside the luck of a
+    new measurement, which is that of the tool that measured the levels."""
+    found, _ = kinked()
+    point = found.errors[0].point
+    few = [error._replace(point=dataclasses.replace(error.point, requests=2)) for error in found.errors]
+    lucky = dataclasses.replace(found, errors=tuple(few))
+    for one in (found, lucky):
+        levels = [error.point for error in one.errors]
+        assert one.luck(point) == pytest.approx(luck_ratio(levels) * np.array(luck_of_lengths(point)))
+    assert not found.distrusted
+    known, open_ = (one.mean_sigmas([point])[0] ** 2 - one.luck(point) ** 2 for one in (found, lucky))
+    assert (open_[:2] > known[:2]).all() and open_[2] == pytest.approx(known[2])
 
 
 def test_lengths_without_a_level_are_told_by_the_others_and_the_nearer_the_more() -> None:
@@ -517,8 +588,8 @@ def test_another_policy_than_the_engine_s_own_must_gain_its_price(engine: str, p
 
 
 def test_levels_that_were_fitted_are_predicted_as_measured() -> None:
-    """Whatever the law makes of them: no line through the points may beat the fit at the points."""
-    found, _ = kinked()
+    """Whatever the law makes of them: no line through points of equal requests may beat the fit at the points."""
+    found, _ = kinked(EQUAL)
     trusted = [one.point for one in found.errors if one.point not in {other.point for other in found.distrusted}]
     measured = [(point.requests_per_s, point.ttft_mean_s, point.itl_mean_s) for point in trusted]
     assert len(trusted) > 4

@@ -167,11 +167,11 @@ def markdown(rows: Iterable[EvidenceRow]) -> str:
 
 
 def as_json(rows: Iterable[EvidenceRow]) -> list[dict[str, Any]]:
-    """For machines; unknown numbers are None."""
-    return [
-        {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in asdict(row).items()
-        }
-        for row in rows
-    ]
+    """For machines: unknown numbers are None, infinite ones "Infinity", which JSON has no number for."""
+    return [{name: _as_json(value) for name, value in asdict(row).items()} for row in rows]
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "Infinity"
+    return value

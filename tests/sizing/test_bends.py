@@ -433,14 +433,24 @@ def test_a_lucky_level_leaves_its_band_open() -> None:
     new measurement, which is that of the tool that measured the levels."""
     found, _ = kinked()
     point = found.errors[0].point
-    few = [error._replace(point=dataclasses.replace(error.point, requests=2)) for error in found.errors]
-    lucky = dataclasses.replace(found, errors=tuple(few))
+    of_two = [error._replace(point=dataclasses.replace(error.point, requests=2)) for error in found.errors]
+    lucky = dataclasses.replace(found, errors=tuple(of_two))
     for one in (found, lucky):
         levels = [error.point for error in one.errors]
         assert one.luck(point) == pytest.approx(luck_ratio(levels) * np.array(luck_of_lengths(point)))
     assert not found.distrusted
     known, open_ = (one.mean_sigmas([point])[0] ** 2 - one.luck(point) ** 2 for one in (found, lucky))
     assert (open_[:2] > known[:2]).all() and open_[2] == pytest.approx(known[2])
+    evenly = [
+        error._replace(point=dataclasses.replace(error.point, requests_per_s=little_per_s(error.point)))
+        for error in found.errors
+    ]
+    drawn_evenly = dataclasses.replace(found, errors=tuple(evenly))
+    few, many = (dataclasses.replace(point, requests=requests) for requests in (40, 4000))
+    for one in (found, drawn_evenly):
+        squares = one.mean_sigmas([few, many]) ** 2
+        assert squares[0] - squares[1] == pytest.approx(one.luck(few) ** 2 - one.luck(many) ** 2, rel=1e-6)
+    assert drawn_evenly.luck(point)[0] == pytest.approx(found.luck(point)[0] / math.sqrt(len(evenly)), rel=1e-6)
 
 
 def test_lengths_without_a_level_are_told_by_the_others_and_the_nearer_the_more() -> None:

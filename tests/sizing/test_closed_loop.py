@@ -15,6 +15,7 @@ from sizing.analyses.closed_loop import (
     PERCENTILES,
     Banded,
     ClosedLoop,
+    _shown,
     closed_loop,
     delivery_scatter_s,
     iterations_seen,
@@ -117,6 +118,19 @@ def test_few_requests_widen_every_band_of_lengths_that_vary() -> None:
     spread = [math.log(each.requests_per_s.high / each.requests_per_s.value) / 1.645 for each in (few, many)]
     own = 0.3 / math.sqrt(40), 0.3 / math.sqrt(4000)
     assert spread[0] ** 2 - spread[1] ** 2 == pytest.approx(own[0] ** 2 - own[1] ** 2, rel=1e-6)
+
+
+def test_the_luck_of_a_percentile_holds_that_of_its_mean_once() -> None:
+    """Which the mean brings along: requests/s, and so E2E, that of the answers, TTFT that of the prompts."""
+    point = replace(point_at(fitted(), VARIED, NO_PREFIX, 8), requests=80)
+    replay, engine = repeated(fitted(), point), fitted().engine
+    none, some = (_shown(replay, engine, point, 0.0, np.array(luck)) for luck in ((0, 0, 0), (0.02, 0.01, 0)))
+    for name, of_mean in (("e2e_p50_s", 0.02), ("ttft_p95_s", 0.01), ("itl_p95_s", 0.0)):
+        assert none[name].error ** 2 - some[name].error ** 2 == pytest.approx(of_mean**2, rel=1e-6, abs=1e-12), name
+    few = replace(point, requests=8)
+    asked = closed_loop(fitted(), VARIED, NO_PREFIX, 8, requests=8).latencies["e2e_p50_s"]
+    shown = _shown(repeated(fitted(), few), engine, few, 0.0, fitted().luck(few))["e2e_p50_s"]
+    assert relative_error(asked) == pytest.approx(math.hypot(fitted().mean_sigmas([few])[0, 0], shown.error), rel=0.01)
 
 
 def test_the_luck_of_lengths_is_that_of_means_of_samples() -> None:

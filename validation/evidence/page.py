@@ -195,8 +195,8 @@ much as their mean, *whole prompts* (no chunked prefill), *few slots* (8 sequenc
   to 24 % where it is (by that mix alone 24 to 32 %), and mean ITL by up to 11 %, more so at higher rates. With one
   user a token takes 18.4 ms where the pace is 15.6: engine, front end, detokenizer and client share two cores. That
   they do so less evenly when requests come at random would explain it, but nothing here shows it.
-- Without what SGLang says of itself the fit finds, at each mix of a server, that prompts run first, but not the small
-  chunks, and for the two overlapped mixes together another scheduler.
+- Without what SGLang says of itself the fit finds of each server that prompts run first and whether it overlaps, but
+  not the small chunks.
 - SGLang reserves whole answers only for requests that ignore the end of text, as this project's and most load
   generators' do; of others it expects a tenth to seven tenths, and takes more of them at once.
 

@@ -434,35 +434,6 @@ def luck_of_lengths(point: Point) -> tuple[float, float, float]:
     return point.osl_cv / root, point.isl_cv / root, 0.0
 
 
-def luck_ratio(levels: Sequence[Point]) -> float:
-    """How far requests/s of closed loops scatter about Little's law, as a share of what lengths drawn one by one would
-    make of them (see `luck_of_lengths`): a load generator may draw them evenly, as `calibration` does, and then its
-    levels hold less luck. By the Birge ratio (1932, Phys. Rev. 40:207), with 1 as one level more; at most 1."""
-    drawn = [
-        (counting_log(point), luck_of_lengths(point)[0])
-        for point in levels
-        if point.load_kind == "concurrency" and point.osl_cv and point.ttft_mean_s and point.itl_mean_s
-    ]
-    if len(drawn) < 2:
-        return 1.0
-    logs, luck = np.array(drawn).T
-    mean = np.average(logs, weights=luck**-2)
-    return min(1.0, math.sqrt((1 + float(np.sum(((logs - mean) / luck) ** 2))) / len(drawn)))
-
-
-def told(points: Sequence[Point], ratio: float) -> Floats:
-    """Of what closed-loop points show beside a law, in logarithms, the share that is the server's and not the luck of
-    the lengths, of which they hold the share `ratio` (see `luck_ratio`): of requests/s, TTFT and ITL, shape (points,
-    3); 1 where all requests are equal.
-
-    The best linear prediction where what a server shows scatters by `CLOSED_SIGMA` and `CLOSED_TTFT_SIGMA` (Robinson
-    1991, Statist. Sci. 6:15).
-    """
-    luck = ratio * np.array([luck_of_lengths(point) for point in points]).reshape(-1, 3)
-    shown = np.square([CLOSED_SIGMA, CLOSED_TTFT_SIGMA, CLOSED_SIGMA])
-    return np.asarray(shown / (shown + luck**2))
-
-
 # --- Requests/s as tools count them: over a window that may hold ramp and drain, so not always Little's law
 
 COUNTED_APART = math.log(1.5)
@@ -701,18 +672,18 @@ def _line(users: Sequence[int], values: Floats, asked: float) -> float:
 def line_logs(levels: Sequence[Point], point: Point, batching: Batching, figures: Floats) -> Floats:
     """By what requests/s, TTFT and ITL of a closed-loop `point`, `figures`, move towards straight lines through the
     `levels` of its lengths, in logarithms, shape (3,): `LINE_SHARE` of the way between levels and, for TTFT,
-    `DRAWN_OUT_SHARE` beyond them, less where the levels are lucky (see `told`). Zero where untold, elsewhere outside
-    them, and where users wait for slots or memory at one and not at the other."""
+    `DRAWN_OUT_SHARE` beyond them, each times the `share_beyond_luck` of the levels. Zero where untold, elsewhere
+    outside them, and where users wait for slots or memory at one and not at the other."""
     queue, users = users_wait(point, batching), concurrency(point)
     alike = [level for level in levels_at(levels, point) if users_wait(level, batching) == queue]
+    if not alike:
+        return np.zeros(3)
     lines = [between(alike, users, name) for name in MEASURES[:3]]
     moves = [LINE_SHARE * math.log(line / own) if line else 0.0 for line, own in zip(lines, figures, strict=True)]
     if (line := _drawn_out(alike, users)) is not None:
         moves[1] = DRAWN_OUT_SHARE * math.log(line / figures[1])
-    if not any(moves):
-        return np.zeros(3)
-    everyone = [concurrency(level) for level in alike]
-    return np.array(moves) * [_line(everyone, shares, users) for shares in told(alike, luck_ratio(levels)).T]
+    everyone, shares = [concurrency(level) for level in alike], share_beyond_luck(alike, luck_ratio(levels))
+    return np.array(moves) * [_line(everyone, of_figure, users) for of_figure in shares.T]
 
 
 def _drawn_out(levels: Sequence[Point], users: int) -> float | None:
@@ -751,13 +722,42 @@ def closed_sigmas(levels: Sequence[Point], protocol: Protocol, point: Point) -> 
     return steps, math.hypot(near, beyond * outside), steps
 
 
+def luck_ratio(levels: Sequence[Point]) -> float:
+    """How far requests/s of closed loops scatter about Little's law, as a share of what lengths drawn one by one would
+    make of them (see `luck_of_lengths`): a load generator may draw them evenly, as `calibration` does, and then its
+    levels hold less luck. By the Birge ratio (1932, Phys. Rev. 40:207), with 1 as one level more; at most 1."""
+    drawn = [
+        (counting_log(point), luck_of_lengths(point)[0])
+        for point in levels
+        if point.load_kind == "concurrency" and point.osl_cv and point.ttft_mean_s and point.itl_mean_s
+    ]
+    if len(drawn) < 2:
+        return 1.0
+    logs, luck = np.array(drawn).T
+    mean = np.average(logs, weights=luck**-2)
+    return min(1.0, math.sqrt((1 + float(np.sum(((logs - mean) / luck) ** 2))) / len(drawn)))
+
+
+def share_beyond_luck(points: Sequence[Point], ratio: float) -> Floats:
+    """Of what closed-loop points show beside a law, in logarithms, the share that is the server's and not the luck of
+    the lengths, of which they hold the share `ratio` (see `luck_ratio`): of requests/s, TTFT and ITL, shape (points,
+    3); 1 where all requests are equal.
+
+    The best linear prediction where what a server shows scatters by `CLOSED_SIGMA` and `CLOSED_TTFT_SIGMA` (Robinson
+    1991, Statist. Sci. 6:15).
+    """
+    luck = ratio * np.array([luck_of_lengths(point) for point in points]).reshape(-1, 3)
+    shown = np.square([CLOSED_SIGMA, CLOSED_TTFT_SIGMA, CLOSED_SIGMA])
+    return np.asarray(shown / (shown + luck**2))
+
+
 def left_over(points: Sequence[Point], means: Floats) -> Floats:
     """ln of what was measured at each point over the engine's `means`: requests/s, TTFT and ITL, shape (points, 3),
-    less what the luck of the lengths is likely to have in it (see `told`); NaN where nothing was measured."""
+    times the `share_beyond_luck`; NaN where nothing was measured."""
     figures = [(point.requests_per_s, point.ttft_mean_s, point.itl_mean_s) for point in points]
     measured = np.array([[value or math.nan for value in row] for row in figures])
     with np.errstate(invalid="ignore"):
-        return np.asarray(told(points, luck_ratio(points)) * (np.log(measured) - np.log(means[:, :3])))
+        return np.asarray(share_beyond_luck(points, luck_ratio(points)) * (np.log(measured) - np.log(means[:, :3])))
 
 
 def carried_over(levels: Sequence[Point], left: Floats, point: Point, batching: Batching) -> Floats:

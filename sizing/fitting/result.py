@@ -27,7 +27,7 @@ from sizing.fitting.levels import (
     of_one_level,
     point_runs,
     run_to_run,
-    told,
+    share_beyond_luck,
     users_wait,
 )
 from sizing.fitting.parameters import EXACT, LawError, moved
@@ -506,7 +506,7 @@ class Fit:
             replay = Replay(point_runs([*own, *(self._levels[row] for row in known)], self.protocol), local.engine)
             variance = np.zeros((len(rows), 3))
             there = np.full((len(self._levels), 3), math.nan)
-            shares = told([self._levels[row] for row in known], luck_ratio(self._trusted))
+            shares = share_beyond_luck([self._levels[row] for row in known], luck_ratio(self._trusted))
             met = [concurrency(point) for point in (*own, *(self._levels[row] for row in known))]
             batches = np.unique(np.minimum(met, local.batching.max_batch_size)).astype(float)
             for faster, slower in local.variants_seen(own[0].lengths, batches[:, None]):

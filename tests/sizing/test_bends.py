@@ -40,7 +40,7 @@ from sizing.fitting.levels import (
     luck_of_lengths,
     luck_ratio,
     point_runs,
-    told,
+    share_beyond_luck,
 )
 from sizing.fitting.parameters import BEND_SD, EXACT, PROMPT_BEND_SD, LawError, bend_of, law_parameters, moved
 from sizing.fitting.result import Variants
@@ -404,11 +404,11 @@ def test_what_a_lucky_level_shows_is_mostly_its_luck() -> None:
     """Half of it where the luck of its lengths is as large as what servers scatter about laws; requests/s and TTFT have
     lengths of their own, ITL none."""
     requests = round((0.5 / CLOSED_SIGMA) ** 2)
-    found = told([drawn(8, requests, 0.0), drawn(8, requests // 100, 0.0), level(8)], 1.0)
+    found = share_beyond_luck([drawn(8, requests, 0.0), drawn(8, requests // 100, 0.0), level(8)], 1.0)
     assert found == pytest.approx(np.array([[0.5, 1, 1], [1 / 101, 1, 1], [1, 1, 1]]), rel=0.01)
-    assert told([drawn(8, requests, 0.0)], 0.5)[0, 0] == pytest.approx(0.8)
+    assert share_beyond_luck([drawn(8, requests, 0.0)], 0.5)[0, 0] == pytest.approx(0.8)
     prompts = dataclasses.replace(level(8), requests=25, isl_cv=5 * CLOSED_TTFT_SIGMA)
-    assert told([prompts], 1.0) == pytest.approx(np.array([[1, 0.5, 1]]))
+    assert share_beyond_luck([prompts], 1.0) == pytest.approx(np.array([[1, 0.5, 1]]))
 
 
 def test_requests_per_s_by_luck_are_not_carried_over() -> None:
@@ -419,7 +419,7 @@ def test_requests_per_s_by_luck_are_not_carried_over() -> None:
     asked = dataclasses.replace(lucky[0], load_value=1)
     kept = carried_over(lucky, left_over(lucky, engine), asked, Batching())[0]
     line = line_logs(lucky, asked, Batching(), engine[0])[0]
-    share = float(told(lucky[:1], luck_ratio(lucky))[0, 0])
+    share = float(share_beyond_luck(lucky[:1], luck_ratio(lucky))[0, 0])
     assert share < 0.1 and kept == pytest.approx(share * math.log(1.2))
     assert line == pytest.approx(share * 0.2 * math.log(1.2))
     equal = [dataclasses.replace(one, osl_cv=0.0) for one in lucky]

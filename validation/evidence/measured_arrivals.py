@@ -56,17 +56,7 @@ from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_capacity import GOAL, PERCENTILE, Capacity, capacity, rows_of
 from validation.evidence.measured_silicon import four
 from validation.evidence.measured_stages import Figure
-from validation.evidence.table import (
-    COVERS,
-    EvidenceRow,
-    Goal,
-    beside,
-    missing,
-    noted,
-    row_of_band,
-    row_of_errors,
-    shown,
-)
+from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
 
 NAME = "random arrivals from closed loops"
 HERE = ", measured here"
@@ -394,7 +384,7 @@ def _rows(name: str, data: str, cases: Sequence[Case], answers: Sequence[list[Ce
             continue
         errors, held = np.expm1([one.off for one in rounds]), [one.held for one in rounds]
         widths = [one.half_width for one in rounds]
-        row = row_of_band(f"band, {name}", data, what, errors, held, widths, COVERS)
+        row = row_of_band(f"band, {name}", data, what, errors, held, widths)
         found.append(noted(row, f"median width ± {shown(statistics.median(widths))}"))
     return found
 

@@ -23,7 +23,6 @@ from sizing.question import FIELDS, Setting
 from sizing.workload import Limit, RequestMetric, Sla, Workload, metric_name
 from validation.evidence.largest_rate import by_means_per_s, carried_per_s
 from validation.evidence.table import (
-    COVERS,
     OPTIMISTIC,
     EvidenceRow,
     Goal,
@@ -114,5 +113,5 @@ def rows_of(
         row = noted(row, f"near the floor, not judged: {left}")
     held = [one.low <= 1 <= one.high for one in judged]
     widths = [(one.high - one.low) / 2 for one in judged]
-    band = row_of_band(f"band, {name}", DATA, what, errors, held, widths, COVERS)
+    band = row_of_band(f"band, {name}", DATA, what, errors, held, widths)
     return [row, noted(band, f"median width ± {shown(float(np.median(widths)))}")]

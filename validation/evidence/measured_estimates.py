@@ -35,17 +35,7 @@ from validation.evidence.silicon_fit import (
     predicted,
     read_rows,
 )
-from validation.evidence.table import (
-    COVERS,
-    EvidenceRow,
-    Goal,
-    beside,
-    missing,
-    noted,
-    row_of_band,
-    row_of_errors,
-    shown,
-)
+from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
 
 CALLED = {"ttft": "TTFT mean", "itl": "ITL mean", "requests": "requests/s"}
 KINDS = {"dense": "dense servers", "moe_hopper": "mixtures on Hopper", "moe_blackwell": "mixtures on Blackwell"}
@@ -185,7 +175,7 @@ def _band(found: Found, kind: str, metric: str) -> EvidenceRow:
         return np.expm1(off), np.abs(off) <= half, np.sinh(half)
 
     name = f"band, estimates, {KINDS[kind]}, {SHORT['both']}"
-    row = row_of_band(name, DATA, CALLED[metric], *told("both"), COVERS)
+    row = row_of_band(name, DATA, CALLED[metric], *told("both"))
     row = noted(row, f"of kernels alone ± {shown(float(np.sinh(SIGMAS_OF_BAND * KERNEL_SIGMA[ALONE[kind]])))}")
     for left_out in LEFT_OUT[1:]:
         _, held, half = told(left_out)

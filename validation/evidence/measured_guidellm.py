@@ -51,7 +51,6 @@ from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_design import on_line
 from validation.evidence.measured_tables import Cells, find_table, number, read_table
 from validation.evidence.table import (
-    COVERS,
     EvidenceRow,
     Goal,
     beside,
@@ -294,7 +293,7 @@ def _band_row(what: str, place: int, levels: Sequence[list[Prediction]]) -> Evid
     widths = [one.half_width for one in own]
     errors, held = [one.simulated for one in own], [one.held for one in own]
     name = f"band, {NAME}, {what}"
-    row = row_of_band(name, DATA, _named(FIGURES[place]), errors, held, widths or [math.nan], COVERS)
+    row = row_of_band(name, DATA, _named(FIGURES[place]), errors, held, widths or [math.nan])
     return noted(row, f"median width ± {shown(float(np.median(widths)))}") if widths else row
 
 

@@ -25,7 +25,7 @@ from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_arrivals import TABLES, measured, of_table
 from validation.evidence.measured_design import on_line
 from validation.evidence.measured_silicon import four
-from validation.evidence.table import COVERS, EvidenceRow, Goal, beside, noted, row_of_band, row_of_errors, shown
+from validation.evidence.table import EvidenceRow, Goal, beside, noted, row_of_band, row_of_errors, shown
 
 NAME = "closed loops of"
 FIGURES = {
@@ -178,7 +178,7 @@ def _band(engine: str, asked_for: Asked, name: str, own: Sequence[tuple[str, dic
     off, half_width = (np.array([getattr(one, of) for one in figures]) for of in ("off", "half_width"))
     errors, held, widths = np.expm1(off), np.abs(off) <= half_width, np.sinh(half_width)
     what = f"band, {NAME} {engine}, {asked_for}"
-    return row_of_band(what, f"{engine}, measured here", FIGURES[name], errors, held, widths, COVERS)
+    return row_of_band(what, f"{engine}, measured here", FIGURES[name], errors, held, widths)
 
 
 def _signed(name: str, log: float) -> float:

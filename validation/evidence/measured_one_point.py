@@ -29,17 +29,7 @@ from sizing.simulator.replay import Replay
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_silicon import DATA, METRICS, four
 from validation.evidence.measured_silicon_rows import Series, is_kept_apart, read_sample, sample_path
-from validation.evidence.table import (
-    COVERS,
-    EvidenceRow,
-    Goal,
-    beside,
-    missing,
-    noted,
-    row_of_band,
-    row_of_errors,
-    shown,
-)
+from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
 
 ITL_GOALS: Mapping[bool, Goal] = {True: Goal(0.11), False: Goal(0.06)}
 """Median error of ITL at other loads, of dense models and of mixtures: found by others with one point each."""
@@ -183,7 +173,7 @@ def _band(name: str, place: int, by_level: Mapping[str, Found]) -> EvidenceRow:
 
     middle = by_level["middle"]
     off, half_width = middle.fit[:, place], middle.half_width[:, place]
-    row = row_of_band(f"band, {name}", DATA, METRICS[place], np.expm1(off), held(middle), np.sinh(half_width), COVERS)
+    row = row_of_band(f"band, {name}", DATA, METRICS[place], np.expm1(off), held(middle), np.sinh(half_width))
     row = noted(row, f"median width ± {shown(float(np.median(np.sinh(half_width))))}")
     others = ", ".join(f"{level} {percent(float(np.mean(held(by_level[level]))))}" for level in LEVELS[1:])
     return noted(row, f"fitted to another level: {others}")

@@ -27,7 +27,7 @@ from sizing.points import Point
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_design import on_line
 from validation.evidence.measured_silicon_rows import Series, is_kept_apart, read_sample, sample_path
-from validation.evidence.table import COVERS, EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors
+from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors
 
 DATA = "sample in aiconfigurator-core"
 METRICS = ("requests/s", "TTFT mean", "ITL mean")
@@ -184,7 +184,7 @@ def _signed(logs: Floats, place: int) -> list[float]:
 def _band(name: str, place: int, found: Found) -> EvidenceRow:
     off, half_width = found.fit[:, place], found.half_width[:, place]
     return row_of_band(
-        f"band, {name}", DATA, METRICS[place], np.expm1(off), np.abs(off) <= half_width, np.sinh(half_width), COVERS
+        f"band, {name}", DATA, METRICS[place], np.expm1(off), np.abs(off) <= half_width, np.sinh(half_width)
     )
 
 

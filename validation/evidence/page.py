@@ -141,14 +141,13 @@ which is not judged.
 
 *The law is asked about the very arrivals that a round sent*, starting from an empty server. On the H200 and of SGLang
 the lengths of the requests are known too; elsewhere their seed was not kept, and sixty draws of them are averaged.
-That matters: rounds of 30 seconds have 25 to 350
-requests, whose p95 TTFT lies 10 to 20 % around its mean by luck of their lengths. For six rounds of vLLM the arrivals
-are not known either, and the law is asked about any. Notes have the errors for any arrivals as well: every vLLM
-server was sent the same nine streams, so one unlucky stream counts as many errors then (p95 TTFT at the pace of GPUs
-is off by 10.4 % in the median). The band is that of `size --verify`; of levels measured twice it knows how far a
-server varies from run to run (2 % in all times where none was), which a busy server amplifies. Notes say how far
-repeated measurements lie apart, too: no smaller error can be detected. Rounds of a rate share one law, so 132 rounds
-are no more than 45 tries.
+That matters: rounds of 30 seconds have 25 to 350 requests, whose p95 TTFT lies 10 to 20 % around its mean by luck of
+their lengths. For six rounds of vLLM the arrivals are not known either, and the law is asked about any. Notes have
+the errors for any arrivals as well: every vLLM server was sent the same nine streams, so one unlucky stream counts as
+many errors then (p95 TTFT at the pace of GPUs is off by 10.4 % in the median). The band is that of `size --verify`;
+of levels measured twice it knows how far a server varies from run to run (2 % in all times where none was), which a
+busy server amplifies. Notes say how far repeated measurements lie apart, too: no smaller error can be detected.
+Rounds of a rate share one law, so 132 rounds are no more than 45 tries.
 
 *The largest rate* is what a plan answers. A server that showed a p95 of m under random arrivals of r requests/s
 carries r under a limit of m, so the fit is asked, as a plan asks it, for the most requests/s of a replica under that
@@ -191,10 +190,10 @@ much as their mean, *whole prompts* (no chunked prefill), *few slots* (8 sequenc
 - With SGLang's small KV cache requests wait at the two higher rates. Told the very requests, the law expects the mean
   TTFT of rounds up to 35 % longer than measured (2.2 s where it was 1.9 s), and for a round in which just over half
   of the requests did not wait a p50 of 0.43 s where it was 42 ms.
-- With prompts of 1,500 tokens SGLang's p95 TTFT comes out too short, by up to 18 % where it is not overlapped, by 9
-  to 24 % where it is (by that mix alone 24 to 32 %), and mean ITL by up to 11 %, more so at higher rates. With one
-  user a token takes 18.4 ms where the pace is 15.6: engine, front end, detokenizer and client share two cores. That
-  they do so less evenly when requests come at random would explain it, but nothing here shows it.
+- With prompts of 1,500 tokens SGLang's p95 TTFT comes out too short, by 2 to 15 % where it is not overlapped, by 9 to
+  24 % where it is (by that mix alone 23 to 32 %), and mean ITL by up to 11 %, more so at higher rates. With one user
+  a token takes 18.4 ms where the pace is 15.6: engine, front end, detokenizer and client share two cores. That they
+  do so less evenly when requests come at random would explain it, but nothing here shows it.
 - Without what SGLang says of itself the fit finds of each server that prompts run first and whether it overlaps, but
   not the small chunks.
 - SGLang reserves whole answers only for requests that ignore the end of text, as this project's and most load

@@ -104,7 +104,7 @@ def row_of_band(
     errors: Sequence[float] | Floats,
     held: Sequence[bool] | NDArray[np.bool_],
     half_widths: Sequence[float] | Floats,
-    covers: tuple[float, float],
+    covers: tuple[float, float] = COVERS,
 ) -> EvidenceRow:
     """How often 90 % bands held the truth, which should be in the shares `covers`: too wide a band is of no use either.
     `half_widths`: of the bands, as shares; `errors`: of the answers in their middle."""

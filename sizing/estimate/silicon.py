@@ -1,10 +1,10 @@
 """How measured servers differ from summed kernels: corrections of a day-zero law, and the scatter that remains.
 
 A law fitted to kernel timings knows neither the host's part of an iteration nor the kernels of the release in use.
-Measured closed loops show both on average: `data/laws/silicon.json` holds the effects of the kind of model, engine,
-GPU generation, precision, release and model, each shrunk towards the mean of those above it, so that what was never
-measured gets the prior mean. The spread is that of servers left out of the fit, wider where the model or GPU was never
-measured. Written by ``python -m validation.evidence.silicon_fit``.
+Measured closed loops show both on average: `data/laws/silicon.json` holds, for dense models and for mixtures of
+experts, the effects of engine, GPU generation, precision, release and model, each shrunk towards the mean of those
+above it, so that what was never measured gets the prior mean. The spread is that of servers left out of the fit, wider
+where the model or GPU was never measured. Written by ``python -m validation.evidence.silicon_fit``.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class Shares(NamedTuple):
 
 
 WHOLE = Shares(1.0, 1.0)
-HALF = Shares(0.5, 0.5)
+HALF, MIXTURES = Shares(0.5, 0.5), Shares(0.5, 0.8)
 SHARES = {("trtllm", "dense"): Shares(0.8, 0.5)}
 """By engine and kind of model, what predicted servers left out of the fit best, in either half of the groups; HALF for
-all others. Where kernels are nearly right, all of a correction is too much. vLLM's dense servers would hardly gain, and
-newer ones than the sample's, on an H200, are predicted better with half."""
+all other dense models. Where kernels are nearly right, all of a correction is too much. vLLM's dense servers would
+hardly gain, and newer ones than the sample's, on an H200, are predicted better with half. Prompts of mixtures take far
+longer than their kernels: of theirs nearly all is applied."""
 FARTHEST = 3.0
 """Most that the sum of the effects of one kind may be, either way."""
 
@@ -121,11 +122,11 @@ def generation(chip: Gpu) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Silicon:
-    """`effects`: by level and name, values of EFFECTS. `spread`: standard error in logarithms, by what a server shares
-    with the measured ones ("gpu": all but the GPU, "model": all but the model, "both": only the pair is new), group and
-    metric. `models`, `gpus`: what was measured."""
+    """`effects`: by kind of model, level and name, values of EFFECTS. `spread`: standard error in logarithms, by what a
+    server shares with the measured ones ("gpu": all but the GPU, "model": all but the model, "both": only the pair is
+    new), group and metric. `models`, `gpus`: what was measured."""
 
-    effects: Mapping[str, Mapping[str, tuple[float, ...]]]
+    effects: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]]
     spread: Mapping[str, Mapping[str, Mapping[str, float]]]
     models: tuple[str, ...]
     gpus: tuple[str, ...]
@@ -133,7 +134,8 @@ class Silicon:
     def effect(self, server: Server) -> Floats:
         """Sum of the effects of a server's levels, shape (6,); a name that was not measured adds nothing."""
         none = (0.0,) * len(EFFECTS)
-        parts = [self.effects.get(level, {}).get(name, none) for level, name in server.levels.items()]
+        known = self.effects[server.kind]
+        parts = [known.get(level, {}).get(name, none) for level, name in server.levels.items()]
         return np.asarray(np.clip(np.sum(parts, axis=0), -FARTHEST, FARTHEST))
 
     def sigma(self, server: Server, metric: str = "itl") -> float:
@@ -149,7 +151,10 @@ def silicon() -> Silicon:
     """What comes with the program. Raises CatalogueError if the file is faulty."""
     try:
         told = json.loads(SILICON.read_text(encoding="utf-8"))
-        effects = {level: {name: tuple(row) for name, row in rows.items()} for level, rows in told["effects"].items()}
+        effects = {
+            kind: {level: {name: tuple(row) for name, row in rows.items()} for level, rows in levels.items()}
+            for kind, levels in told["effects"].items()
+        }
         return Silicon(effects, told["spread"], tuple(told["models"]), tuple(told["gpus"]))
     except (OSError, ValueError, KeyError) as error:
         raise CatalogueError(f"{SILICON}: cannot be used ({error}); take the file of this version") from None
@@ -171,7 +176,7 @@ def corrected(law: StepLaw, server: Server) -> tuple[StepLaw, float]:
 
 def shares_of(server: Server) -> Shares:
     """How much of the corrections of a server is applied."""
-    return SHARES.get((server.engine, server.kind), HALF)
+    return SHARES.get((server.engine, server.kind), MIXTURES if server.kind == "moe" else HALF)
 
 
 def with_effects(law: StepLaw, effect: Floats, shares: Shares = WHOLE) -> StepLaw:

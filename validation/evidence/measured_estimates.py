@@ -29,7 +29,7 @@ from validation.evidence.silicon_fit import (
     METRICS,
     SIGMAS_OF_BAND,
     Row,
-    Study,
+    Studies,
     figures,
     left_sigmas,
     predicted,
@@ -85,7 +85,7 @@ def answer(case: Case, seed: SeedSequence) -> Found:
     accounts = [(row, library_s(row)) for row in rows]
     dropped["of which the library has no account"] += sum(account is None for _, account in accounts)
     rows = [row for row, account in accounts if account]
-    study, points = Study(rows), [row.point for row in rows]
+    study, points = Studies(rows), [row.point for row in rows]
     kinds = study.kinds()
     told = [prior_law(point.deployment, point.lengths) for point in points]
     known = [one.law if one and one.law else row.law for one, row in zip(told, rows, strict=True)]

@@ -7,7 +7,11 @@ deviations of the effects (ridge; Robinson 1991, Statist. Sci. 6:15) and weights
 Little, Taylor 1989, JASA 84:881). Two levels serve the fit alone and are not handed on: the server, and whose client
 measured. The spread is the 90 % quantile of what is left when groups are left out, over 1.645.
 
-    python -m validation.evidence.silicon_fit [--out file.json]
+Dense models and mixtures of experts have a fit each, both to all rows. That of mixtures lets their prompts differ more
+by engine, class and model (MIXTURE_SIGMAS): so says the marginal likelihood of their rows, which `--deviations` prints,
+while that of dense servers' is content with what is given.
+
+    python -m validation.evidence.silicon_fit [--out file.json] [--deviations]
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from pathlib import Path
 import click
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import cho_solve
+from scipy.optimize import minimize
 
 from sizing import catalog
 from sizing.catalog import Layout
@@ -70,12 +76,26 @@ LEVEL_SIGMAS = {
 }
 CLIENT_SIGMAS = np.array([1.0, 1.0, 1.0, 1.0, 5.0, 4.0])
 """A client's own share in TTFT is larger than anything else that servers differ in: these multiply "client"."""
+MIXTURE_SIGMAS = {
+    ("engine, kind", "request"): 0.5,
+    ("class", "prompt"): 0.25,
+    ("model", "prompt"): 0.3,
+    ("model", "prompt_step"): 0.7,
+    ("model", "request"): 0.25,
+}
+"""Standard deviations instead, of what is said of mixtures to mixtures: where the likely one is far larger. What prompts
+add to an iteration is about as likely to differ by model as by engine and release; by model, left-out servers of either
+half of the groups were predicted better."""
+KINDS = ("dense", "moe")
 FIT_ONLY = ("server", "client")
 NOISE = np.array([0.5, 0.2])
 """Standard deviations of a row's ln TTFT and ln ITL about its server's."""
 FREEDOM = 4.0
 START = np.array([-0.05, 0.0, -1.0, 0.0, 0.0, 0.0])
 STEPS, LONGEST_STEP, DIFFERENCE = 4, 0.5, 0.05
+PROMPTS = 3
+"""Place of the first effect on prompts and requests in EFFECTS."""
+SIGMAS_SIGMA, ROUNDS = 0.7, 3
 LEFT_OUT = ("both", "model", "gpu")
 """What groups of rows are left out by: model and GPU, model, GPU; the names of Silicon.spread."""
 
@@ -175,19 +195,21 @@ def figures(latencies_s: Floats, points: Sequence[Point]) -> Floats:
 
 
 class Study:
-    """The rows, the laws' response to effects about those of the whole sample, and fits to parts of it."""
+    """The rows, the laws' response to effects about those of the whole sample, and fits to parts of it, for servers of
+    one kind of model: dense or moe."""
 
-    def __init__(self, rows: Sequence[Row], steps: int = STEPS) -> None:
-        self.rows = rows
+    def __init__(self, rows: Sequence[Row], kind: str, steps: int = STEPS) -> None:
+        self.rows, self.kind = rows, kind
+        self.own = np.array([row.server.kind == kind for row in rows])
         points = [row.point for row in rows]
         self.measured = figures(np.array([(point.ttft_mean_s, point.itl_mean_s) for point in points], float), points)
-        names = {(level, name): None for row in rows for level, name in row.levels.items()}
+        names = {(level, name): row.server.kind for row in rows for level, name in row.levels.items()}
         self.columns = {name: place for place, name in enumerate(names)}
         self.design = np.zeros((len(rows), len(self.columns)))
         for place, row in enumerate(rows):
             self.design[place, [self.columns[name] for name in row.levels.items()]] = 1
-        self.sigmas = np.array([LEVEL_SIGMAS[level] * EFFECT_SIGMAS for level, _ in self.columns])
-        self.sigmas[[level == "client" for level, _ in self.columns]] *= CLIENT_SIGMAS
+        wide = [kind == "moe" == of for of in names.values()]
+        self.sigmas = np.array([given_sigmas(level, own) for (level, _), own in zip(names, wide, strict=True)])
         self.trust = np.ones((len(rows), 2))
         self.trust[[row.waits for row in rows], 0] = 0.0
         effects = np.tile(START, (len(rows), 1))
@@ -198,30 +220,28 @@ class Study:
             self._linearise(effects)
 
     def _linearise(self, effects: Floats) -> None:
-        """Set what a fit needs: the slopes of ln TTFT and ln ITL, over noise and times the prior's standard deviations,
-        and the targets."""
+        """Set what a fit needs: the slopes of ln TTFT and ln ITL, and the targets, both over noise."""
         here = self.predicted(effects)[:, :2]
-        slopes = np.empty((*here.shape, len(EFFECTS)))
+        self.slopes = np.empty((*here.shape, len(EFFECTS)))
         for place in range(len(EFFECTS)):
             there = effects.copy()
             there[:, place] += DIFFERENCE
-            slopes[:, :, place] = (self.predicted(there)[:, :2] - here) / DIFFERENCE
-        slopes /= NOISE[:, None]
-        self._target = (self.measured[:, :2] - here) / NOISE + np.einsum("nmk,nk->nm", slopes, effects)
-        spread = np.einsum("nc,nmk,ck->nmck", self.design, slopes, self.sigmas)
-        self._slopes = spread.reshape(*here.shape, -1)
+            self.slopes[:, :, place] = (self.predicted(there)[:, :2] - here) / DIFFERENCE
+        self.slopes /= NOISE[:, None]
+        self.target = (self.measured[:, :2] - here) / NOISE + np.einsum("nmk,nk->nm", self.slopes, effects)
 
     def fit(self, told: NDArray[np.bool_]) -> Floats:
         """Effects of all columns from the rows `told`, shape (columns, 6); 0 for those of no such row."""
-        slopes, target, trust = self._slopes[told], self._target[told], self.trust[told]
+        target, trust = self.target[told], self.trust[told]
+        slopes = np.einsum("nc,nmk,ck->nmck", self.design[told], self.slopes[told], self.sigmas)
+        slopes = slopes.reshape(*target.shape, -1)
         weights = trust
         for _ in range(3):
             by_row = slopes * (weights**2)[:, :, None]
             normal = np.tensordot(by_row, slopes, axes=((0, 1), (0, 1)))
             normal[np.diag_indices_from(normal)] += 1
             found = np.linalg.solve(normal, np.einsum("nmk,nm->k", by_row, target))
-            off = target - slopes @ found
-            weights = trust * np.sqrt((FREEDOM + 1) / (FREEDOM + off**2))
+            weights = trust * students_t(target - slopes @ found)
         return np.asarray(found.reshape(self.sigmas.shape) * self.sigmas)
 
     def predicted(self, effects: Floats, whole: bool = True) -> Floats:
@@ -234,18 +254,94 @@ class Study:
         """Which group each row is left out with, shape (rows,)."""
         return np.array([row.group(left_out) for row in self.rows])
 
-    @cached_property
-    def off(self) -> Mapping[str, Floats]:
-        """By what is left out with a row: ln of METRICS predicted from all other groups, over what was measured."""
-        return {left_out: self._off(self.groups(left_out)) for left_out in LEFT_OUT}
-
-    def _off(self, groups: NDArray[np.str_]) -> Floats:
-        effects = np.zeros((len(self.rows), len(EFFECTS)))
-        for group in sorted(set(groups)):
+    def off(self, left_out: str) -> Floats:
+        """Of the rows of this kind, ln of METRICS predicted from all other groups, over what was measured."""
+        groups, effects = self.groups(left_out), np.zeros((len(self.rows), len(EFFECTS)))
+        for group in sorted(set(groups[self.own])):
             out = groups == group
             effects[out] = self.design[out] @ self.fit(~out)
         effects = np.clip(effects, -FARTHEST, FARTHEST)
-        return self.predicted(effects, whole=False) - self.measured
+        return np.asarray((self.predicted(effects, whole=False) - self.measured)[self.own])
+
+    def found(self) -> Mapping[str, Mapping[str, tuple[float, ...]]]:
+        """What all rows say of servers of this kind: by level and name, values of EFFECTS."""
+        values, found = self.fit(np.ones(len(self.rows), np.bool_)), dict[str, dict[str, tuple[float, ...]]]()
+        for (level, name), place in self.columns.items():
+            told = level not in FIT_ONLY and not (level == "version" and name.endswith(" "))  # a release without a name
+            if told and self.design[self.own, place].any():
+                found.setdefault(level, {})[name] = tuple(values[place].tolist())
+        return found
+
+    def likely_sigmas(self) -> Mapping[str, Floats]:
+        """By level, the standard deviations of the effects (EFFECTS) under which the rows of this kind are likeliest
+        (marginal likelihood of a Gaussian process; Rasmussen & Williams 2006, section 5.4.1). Those of steps stay as
+        given; the others have a log-normal prior about what is given (SIGMAS_SIGMA). Within one kind two levels are
+        none: "kind" is "all", and "engine, kind" is "engine"."""
+        place, metric = np.nonzero(self.own[:, None] & (self.trust > 0))
+        slopes, target = self.slopes[place, metric], self.target[place, metric]
+        given = {level: given_sigmas(level) for level in LEVEL_SIGMAS if level not in ("kind", "engine, kind")}
+        names = {level: np.array([self.rows[int(row)].levels[level] for row in place]) for level in given}
+        same = {level: one[:, None] == one for level, one in names.items()}
+        free = np.array([row[PROMPTS:] for row in given.values()])
+
+        def sigmas_of(logs: Floats) -> dict[str, Floats]:
+            own = free * np.exp(logs.reshape(free.shape))
+            return {
+                level: np.concatenate([row[:PROMPTS], found])
+                for (level, row), found in zip(given.items(), own, strict=True)
+            }
+
+        def covariance(sigmas: Mapping[str, Floats]) -> Floats:
+            total = np.zeros((len(place), len(place)))
+            for level, row in sigmas.items():
+                total += ((slopes * row**2) @ slopes.T) * same[level]
+            return total
+
+        def surprise(logs: Floats, noise: Floats) -> tuple[float, Floats]:
+            sigmas = sigmas_of(logs)
+            factor = np.linalg.cholesky(covariance(sigmas) + np.diag(noise))
+            inverse = cho_solve((factor, True), np.eye(len(place)))
+            pull = inverse @ target
+            beyond = np.outer(pull, pull) - inverse
+            slope = [
+                -(row**2 * np.einsum("nk,nk->k", slopes, (beyond * same[level]) @ slopes))[PROMPTS:]
+                for level, row in sigmas.items()
+            ]
+            value = (
+                target @ pull / 2 + np.log(np.diag(factor)).sum() + (logs / SIGMAS_SIGMA) @ (logs / SIGMAS_SIGMA) / 2
+            )
+            return float(value), np.concatenate(slope) + logs / SIGMAS_SIGMA**2
+
+        logs, noise = np.zeros(free.size), np.ones(len(place))
+        for _ in range(ROUNDS):
+            of_rows = covariance(sigmas_of(logs))
+            for _ in range(ROUNDS):
+                found = of_rows @ np.linalg.solve(of_rows + np.diag(noise), target)
+                noise = students_t(target - found) ** -2.0
+            logs = minimize(surprise, logs, (noise,), "L-BFGS-B", jac=True).x
+        return sigmas_of(logs)
+
+
+class Studies:
+    """All rows, each predicted by the study of its own kind."""
+
+    def __init__(self, rows: Sequence[Row], steps: int = STEPS) -> None:
+        present = [kind for kind in KINDS if any(row.server.kind == kind for row in rows)]
+        self.rows, self.of_kind = rows, [Study(rows, kind, steps) for kind in present]
+        self.measured = self.of_kind[0].measured
+
+    @cached_property
+    def off(self) -> Mapping[str, Floats]:
+        """By what is left out with a row: ln of METRICS predicted from all other groups, over what was measured."""
+        found = {left_out: np.empty(self.measured.shape) for left_out in LEFT_OUT}
+        for left_out, off in found.items():
+            for study in self.of_kind:
+                off[study.own] = study.off(left_out)
+        return found
+
+    def groups(self, left_out: str) -> NDArray[np.str_]:
+        """Which group each row is left out with, shape (rows,)."""
+        return self.of_kind[0].groups(left_out)
 
     def kinds(self) -> NDArray[np.str_]:
         """The class of each row's spread (Server.group), shape (rows,)."""
@@ -253,12 +349,6 @@ class Study:
 
     def silicon(self) -> Silicon:
         """What all rows say."""
-        values = self.fit(np.ones(len(self.rows), np.bool_))
-        effects: dict[str, dict[str, tuple[float, ...]]] = {}
-        for (level, name), place in self.columns.items():
-            told = level not in FIT_ONLY and not (level == "version" and name.endswith(" "))  # a release without a name
-            if told:
-                effects.setdefault(level, {})[name] = tuple(values[place].tolist())
         kinds = self.kinds()
         spread = {
             left_out: {kind: dict(zip(METRICS, sigmas(off[kinds == kind]), strict=True)) for kind in sorted(set(kinds))}
@@ -266,7 +356,19 @@ class Study:
         }
         servers = [row.server for row in self.rows]
         models, gpus = sorted({one.model for one in servers}), sorted({one.gpu for one in servers})
-        return Silicon(effects, spread, tuple(models), tuple(gpus))
+        return Silicon({study.kind: study.found() for study in self.of_kind}, spread, tuple(models), tuple(gpus))
+
+
+def given_sigmas(level: str, of_mixtures: bool = False) -> Floats:
+    """Standard deviations of a level's effects, shape (6,)."""
+    given = LEVEL_SIGMAS[level] * EFFECT_SIGMAS * (CLIENT_SIGMAS if level == "client" else 1.0)
+    wide = MIXTURE_SIGMAS if of_mixtures else {}
+    return np.array([wide.get((level, effect), sigma) for effect, sigma in zip(EFFECTS, given, strict=True)])
+
+
+def students_t(off: Floats) -> Floats:
+    """Weights of what is off by so many standard deviations of noise."""
+    return np.asarray(np.sqrt((FREEDOM + 1) / (FREEDOM + off**2)))
 
 
 def sigmas(off: Floats) -> list[float]:
@@ -291,18 +393,30 @@ ABOUT = "Written by python -m validation.evidence.silicon_fit from the measured 
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=SILICON, show_default=True)
-def main(out: Path) -> None:
-    """Fit all rows and write the effects and the spread; takes two minutes."""
+@click.option("--deviations", is_flag=True, help="Print the likeliest standard deviations of effects; write nothing.")
+def main(out: Path, deviations: bool) -> None:
+    """Fit all rows and write the effects and the spread; takes three minutes."""
     path = sample_path()
     if path is None:
         raise click.ClickException("the measured sample is not here: pip install aiconfigurator-core==0.12.0")
     if not kernels.available():
         raise click.ClickException(kernels.MISSING)
     rows, left_out = read_rows(path)
-    found = Study(rows).silicon()
+    studies = Studies(rows)
+    if deviations:
+        for study in studies.of_kind:
+            click.echo(f"{study.kind}: likeliest standard deviations of {', '.join(EFFECTS[PROMPTS:])} (given)")
+            for level, likely in study.likely_sigmas().items():
+                pairs = zip(likely[PROMPTS:], given_sigmas(level)[PROMPTS:], strict=True)
+                click.echo(f"  {level:<20}" + "   ".join(f"{sigma:.2f} ({given:.2f})" for sigma, given in pairs))
+        return
+    found = studies.silicon()
     told = {
         "about": f"{ABOUT}: {len(rows)} rows. Effects, in logarithms: {', '.join(EFFECTS)}.",
-        "effects": {level: {name: _short(row) for name, row in rows.items()} for level, rows in found.effects.items()},
+        "effects": {
+            kind: {level: {name: _short(row) for name, row in rows.items()} for level, rows in levels.items()}
+            for kind, levels in found.effects.items()
+        },
         "spread": {
             left: {kind: {metric: round(sigma, 4) for metric, sigma in row.items()} for kind, row in of_kind.items()}
             for left, of_kind in found.spread.items()

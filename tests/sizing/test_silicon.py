@@ -125,6 +125,13 @@ def test_no_kind_is_told_what_only_the_other_has(kind: str, other: str) -> None:
     assert not any(other in name.split() for names in levels.values() for name in names)
 
 
+@pytest.mark.parametrize("kind", silicon_fit.KINDS)
+def test_what_an_engine_shows_with_one_kind_counts_for_the_other(kind: str) -> None:
+    """All measured servers of SGLang ran mixtures; dense models are told of it, and of Blackwell."""
+    levels = silicon().effects[kind]
+    assert any(levels["engine"]["sglang"]) and any(levels["generation"]["blackwell"])
+
+
 @given(st.floats(1.0, 5.0))
 def test_the_spread_grows_with_the_errors(factor: float) -> None:
     off = np.random.default_rng(3).normal(size=(50, len(METRICS)))

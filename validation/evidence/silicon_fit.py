@@ -88,6 +88,8 @@ add to an iteration is about as likely to differ by model as by engine and relea
 half of the groups were predicted better."""
 KINDS = ("dense", "moe")
 FIT_ONLY = ("server", "client")
+OF_A_KIND = ("kind", "engine, kind", "class", "model")
+"""Levels whose names are of one kind of model each; what all others tell of one kind holds for the other too."""
 NOISE = np.array([0.5, 0.2])
 """Standard deviations of a row's ln TTFT and ln ITL about its server's."""
 FREEDOM = 4.0
@@ -264,11 +266,12 @@ class Study:
         return np.asarray((self.predicted(effects, whole=False) - self.measured)[self.own])
 
     def found(self) -> Mapping[str, Mapping[str, tuple[float, ...]]]:
-        """What all rows say of servers of this kind: by level and name, values of EFFECTS."""
+        """What all rows say of servers of this kind: by level and name, values of EFFECTS; of an engine that ran the
+        other kind only, too."""
         values, found = self.fit(np.ones(len(self.rows), np.bool_)), dict[str, dict[str, tuple[float, ...]]]()
         for (level, name), place in self.columns.items():
             told = level not in FIT_ONLY and not (level == "version" and name.endswith(" "))  # a release without a name
-            if told and self.design[self.own, place].any():
+            if told and (level not in OF_A_KIND or self.design[self.own, place].any()):
                 found.setdefault(level, {})[name] = tuple(values[place].tolist())
         return found
 

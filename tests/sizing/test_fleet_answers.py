@@ -160,19 +160,29 @@ def test_fleets_that_miss_the_sla_even_without_load_are_too_few(rate: float, alo
 
 
 def test_a_plan_and_the_capacity_of_one_replica_fewer_agree() -> None:
-    """Even arrivals routed at random: two replicas carry 1.68 requests/s each, three 1.54."""
+    """Even arrivals routed at random: two replicas carry more each than three do. At a load that two carry by that, and
+    not by what three carry, the plan is two, and one does not carry it."""
     lengths = Lengths(8729, 28, 0.5, 0.3)
-    candidates, _ = find("Qwen/Qwen3-235B-A22B", lengths, Choice(("gb200",), ("nvfp4",), (1,)))
+    (trtllm, *_), _ = find("Qwen/Qwen3-235B-A22B", lengths, Choice(("gb200",), ("nvfp4",), (1,)))
     asked = Question(
         "Qwen/Qwen3-235B-A22B",
-        Workload(lengths, 3.27, EVEN),
+        Workload(lengths, 3.0, EVEN),
         Sla(Limit("e2e", 95, 2.6219)),
         headroom=0.0,
         spare=0,
     )
-    fleet = planner.plan(asked, candidates).answer
-    fewer = largest_rate(asked, fleet.candidate, fleet.gpus - 1)
-    assert isinstance(fewer, Rejection) or fewer.rate_per_s < asked.workload.rate_per_s
+
+    def carried_per_s(replicas: int) -> float:
+        found = largest_rate(asked, trtllm, replicas)
+        assert not isinstance(found, Rejection)
+        return found.rate_per_s
+
+    two, by_three = carried_per_s(2), carried_per_s(3) * 2 / 3
+    assert by_three < two
+    asked = dataclasses.replace(asked, workload=Workload(lengths, (by_three + two) / 2, EVEN))
+    fleet = planner.plan(asked, [trtllm]).answer
+    assert fleet.replicas == 2
+    assert carried_per_s(1) < asked.workload.rate_per_s
 
 
 @given(replicas=st.integers(1, 5000))

@@ -80,9 +80,9 @@ model as one of the factors, and what share of a correction is applied, half in 
 dense models on TensorRT-LLM (their ITL is 9.2 % off in the median, and 11.6 % with half) and for the prompts of MoE
 models. Effects of MoE models come from a fit of their own, in which prompts may differ more by engine, class and model:
 the likelihood of their rows says so (`python -m validation.evidence.silicon_fit --deviations`), and not of dense ones'.
-Before, TTFT of MoE models was 29.1 % (Hopper) and 32.9 % (Blackwell) off, with nearly the same errors where the model is
-left out. An H200 that no choice was made by ([gpu-measurements.md](gpu-measurements.md)) has one such model: its ITL is
-28 % off on average, and 26 % before, its TTFT 37 % either way.
+Before, TTFT of MoE models was 29.1 % (Hopper) and 32.9 % (Blackwell) off; where the model itself is left out, it is
+31.4 and 34.7 %, and was 29.1 and 35.9. An H200 that no choice was made by ([gpu-measurements.md](gpu-measurements.md))
+ran one such model: its ITL is 28 % off on average, and was 26 %, its TTFT 37 % either way.
 
 vLLM is assumed to schedule a step ahead from 0.14 on, as its defaults say. On a real H200
 ([gpu-measurements.md](gpu-measurements.md)) TTFT p50 under random arrivals was estimated 23 % off in the median

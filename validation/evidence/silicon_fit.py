@@ -83,9 +83,9 @@ MIXTURE_SIGMAS = {
     ("model", "prompt_step"): 0.7,
     ("model", "request"): 0.25,
 }
-"""Standard deviations instead, of what is said of mixtures to mixtures: where the likely one is far larger. What prompts
-add to an iteration is about as likely to differ by model as by engine and release; by model, left-out servers of either
-half of the groups were predicted better."""
+"""Standard deviations instead, of what is said of mixtures to mixtures: where the likely one is far larger. What
+prompts add to an iteration is about as likely to differ by model as by engine and release; by model, left-out servers
+of either half of the groups were predicted better."""
 KINDS = ("dense", "moe")
 FIT_ONLY = ("server", "client")
 OF_A_KIND = ("kind", "engine, kind", "class", "model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -239,6 +240,40 @@ def test_each_kind_is_predicted_by_its_own_study(monkeypatch: pytest.MonkeyPatch
     assert set(studies.silicon().effects) == {"dense", "moe"}
 
 
+def test_only_mixtures_are_told_widely_of_mixtures() -> None:
+    """The wider deviations are those of mixtures' own columns, in the mixtures' study; an engine that ran one kind only
+    is told of to both, a model or class to its own kind."""
+    effect = np.zeros(len(EFFECTS))
+    ours = _rows({"vllm": effect}, kind="dense")[::4]
+    mixtures = _rows({"sglang": effect}, kind="moe")[::4]
+    rows = ours + [replace(row, server=replace(row.server, model=f"{row.server.model} moe")) for row in mixtures]
+    dense, moe = (Study(rows, kind, steps=0) for kind in silicon_fit.KINDS)
+    for (level, name), place in moe.columns.items():
+        assert dense.sigmas[place].tolist() == given_sigmas(level).tolist()
+        own = not any(row.levels[level] == name for row in ours)
+        assert moe.sigmas[place].tolist() == given_sigmas(level, own).tolist(), name
+    assert not np.array_equal(dense.sigmas, moe.sigmas)
+    for study, models in ((dense, {"a", "b", "c"}), (moe, {"a moe", "b moe", "c moe"})):
+        found = study.found()
+        assert set(found["model"]) == models
+        assert set(found["engine"]) == {"vllm", "sglang"}
+        assert set(found["kind"]) == {study.kind}
+        assert len(found["class"]) == 1
+
+
+def test_one_server_that_is_far_off_hardly_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row whose TTFT and ITL are e^4 times the others' moves the mean of all servers by little."""
+    monkeypatch.setattr(silicon_fit, "shares_of", lambda server: WHOLE)
+    rows = _rows({"vllm": np.array([0.3, 0.0, -1.0, 0.0, 0.0, 0.0])})
+    point = rows[5].point
+    assert point.ttft_mean_s and point.itl_mean_s
+    far = replace(point, ttft_mean_s=point.ttft_mean_s * math.exp(4), itl_mean_s=point.itl_mean_s * math.exp(4))
+    with_it = [*rows[:5], replace(rows[5], point=far), *rows[6:]]
+    clean, spoilt = (Study(one, "dense", steps=1).found()["all"][""][0] for one in (rows, with_it))
+    print(f"mean effect on steps {clean:.3f}, with one row far off {spoilt:.3f}")
+    assert abs(spoilt - clean) < 0.03
+
+
 @pytest.mark.parametrize("apart", [0.0, 0.8])
 def test_the_likely_deviations_are_those_that_the_rows_have(apart: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models whose prompts differ by e^0.8 are told to differ more than is given; models that do not, less."""
@@ -250,6 +285,7 @@ def test_the_likely_deviations_are_those_that_the_rows_have(apart: float, monkey
     print(f"deviation between models: {likely:.3f}, given {given:.3f}")
     assert likely > 1.4 * given if apart else likely < given
     assert found["gpu"][3] <= 1.02 * given_sigmas("gpu")[3]
+    assert set(found) == set(silicon_fit.LEVEL_SIGMAS) - {"kind", "engine, kind"}
     assert all((row[:3] == given_sigmas(level)[:3]).all() for level, row in found.items())
 
 

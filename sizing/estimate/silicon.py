@@ -9,7 +9,6 @@ where the model or GPU was never measured. Written by ``python -m validation.evi
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,15 +16,17 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from sizing.catalog import Gpu, gpus
 from sizing.engine import Policy, StepLaw
 from sizing.engine_defaults import engine_defaults
-from sizing.errors import CatalogueError
+from sizing.errors import CatalogueError, first_fault
 from sizing.files import resource
 from sizing.numbers import Floats
 
 SILICON = resource("data/laws/silicon.json")
+REMEDY = "take the file of this version"
 EFFECTS = ("steps", "overhead", "sequence", "prompt", "prompt_step", "request")
 """Logarithms of factors: on all kernel times; on the overhead of an iteration, HOST_S included; on SEQUENCE_S; on what
 prompt tokens take beyond `steps`; on what an iteration with a prompt costs beside, PROMPT_S included; on REQUEST_S."""
@@ -146,18 +147,21 @@ class Silicon:
         return max(self.spread[name][server.group][metric] for name in ("both", *new))
 
 
+_FILE = TypeAdapter(Silicon)
+
+
 @cache
 def silicon() -> Silicon:
     """What comes with the program. Raises CatalogueError if the file is faulty."""
     try:
-        told = json.loads(SILICON.read_text(encoding="utf-8"))
-        effects = {
-            kind: {level: {name: tuple(row) for name, row in rows.items()} for level, rows in levels.items()}
-            for kind, levels in told["effects"].items()
-        }
-        return Silicon(effects, told["spread"], tuple(told["models"]), tuple(told["gpus"]))
-    except (OSError, ValueError, KeyError) as error:
-        raise CatalogueError(f"{SILICON}: cannot be used ({error}); take the file of this version") from None
+        found = _FILE.validate_json(SILICON.read_bytes())
+    except ValidationError as error:
+        raise CatalogueError(f"{SILICON}: {first_fault(error, 'the file')}; {REMEDY}") from None
+    except OSError as error:
+        raise CatalogueError(f"{SILICON}: {error.strerror}; {REMEDY}") from None
+    if missing := {"dense", "moe"} - found.effects.keys():
+        raise CatalogueError(f"{SILICON}: has no effects of {', '.join(sorted(missing))}; {REMEDY}")
+    return found
 
 
 def corrected(law: StepLaw, server: Server) -> tuple[StepLaw, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from sizing.catalog import Layout
 from sizing.engine import COEFFICIENTS, StepLaw
+from sizing.errors import CatalogueError
 from sizing.estimate import day_zero, estimate
+from sizing.estimate import silicon as silicon_module
 from sizing.estimate.silicon import (
     EFFECTS,
     HALF,
@@ -118,6 +121,28 @@ def test_the_shipped_file_tells_every_class() -> None:
     assert set(known.effects) == set(silicon_fit.KINDS)
     for levels in known.effects.values():
         assert all(len(row) == len(EFFECTS) for level in levels.values() for row in level.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "No such file"),
+        ("{", "JSON"),
+        ('{"effects": 3}', "effects"),
+        ('{"effects": {"all": {"": [0.1]}}, "spread": {}, "models": [], "gpus": []}', "effects.all"),
+        ('{"effects": {"dense": {}}, "spread": {}, "models": [], "gpus": []}', "no effects of moe"),
+    ],
+)
+def test_a_faulty_file_of_effects_is_one_line(
+    text: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "silicon.json"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(silicon_module, "SILICON", path)
+    with pytest.raises(CatalogueError) as told:
+        silicon.__wrapped__()
+    assert str(path) in str(told.value) and why in str(told.value) and "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(("kind", "other"), [("dense", "moe"), ("moe", "dense")])

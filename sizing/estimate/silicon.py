@@ -27,6 +27,8 @@ from sizing.numbers import Floats
 
 SILICON = resource("data/laws/silicon.json")
 REMEDY = "take the file of this version"
+KINDS = ("dense", "moe")
+"""Kinds of model (`sizing.catalog.Model.kind`), each with effects of its own."""
 EFFECTS = ("steps", "overhead", "sequence", "prompt", "prompt_step", "request")
 """Logarithms of factors: on all kernel times; on the overhead of an iteration, HOST_S included; on SEQUENCE_S; on what
 prompt tokens take beyond `steps`; on what an iteration with a prompt costs beside, PROMPT_S included; on REQUEST_S."""
@@ -159,7 +161,7 @@ def silicon() -> Silicon:
         raise CatalogueError(f"{SILICON}: {first_fault(error, 'the file')}; {REMEDY}") from None
     except OSError as error:
         raise CatalogueError(f"{SILICON}: {error.strerror}; {REMEDY}") from None
-    if missing := {"dense", "moe"} - found.effects.keys():
+    if missing := set(KINDS) - found.effects.keys():
         raise CatalogueError(f"{SILICON}: has no effects of {', '.join(sorted(missing))}; {REMEDY}")
     return found
 

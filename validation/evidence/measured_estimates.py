@@ -85,8 +85,8 @@ def answer(case: Case, seed: SeedSequence) -> Found:
     accounts = [(row, library_s(row)) for row in rows]
     dropped["of which the library has no account"] += sum(account is None for _, account in accounts)
     rows = [row for row, account in accounts if account]
-    study, points = Studies(rows), [row.point for row in rows]
-    kinds = study.kinds()
+    studies, points = Studies(rows), [row.point for row in rows]
+    kinds = studies.kinds()
     told = [prior_law(point.deployment, point.lengths) for point in points]
     known = [one.law if one and one.law else row.law for one, row in zip(told, rows, strict=True)]
     memory = [one.kv_tokens if one and one.kv_tokens else 10**9 for one in told]
@@ -98,9 +98,9 @@ def answer(case: Case, seed: SeedSequence) -> Found:
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common())
     return Found(
         kinds,
-        dict(study.off),
-        {name: values - study.measured for name, values in rivals.items()},
-        {left_out: left_sigmas(off, kinds, study.groups(left_out)) for left_out, off in study.off.items()},
+        dict(studies.off),
+        {name: values - studies.measured for name, values in rivals.items()},
+        {left_out: left_sigmas(off, kinds, studies.groups(left_out)) for left_out, off in studies.off.items()},
         f"{len(rows)} rows; of usable series left out: {why}",
     )
 

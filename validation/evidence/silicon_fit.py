@@ -38,6 +38,7 @@ from sizing.estimate import kernels
 from sizing.estimate.silicon import (
     EFFECTS,
     FARTHEST,
+    KINDS,
     SILICON,
     WHOLE,
     Server,
@@ -86,7 +87,6 @@ MIXTURE_SIGMAS = {
 """Standard deviations instead, of what is said of mixtures to mixtures: where the likely one is far larger. What
 prompts add to an iteration is about as likely to differ by model as by engine and release; by model, left-out servers
 of either half of the groups were predicted better."""
-KINDS = ("dense", "moe")
 FIT_ONLY = ("server", "client")
 OF_A_KIND = ("kind", "engine, kind", "class", "model")
 """Levels whose names are of one kind of model each; what all others tell of one kind holds for the other too."""
@@ -98,6 +98,7 @@ STEPS, LONGEST_STEP, DIFFERENCE = 4, 0.5, 0.05
 PROMPTS = 3
 """Place of the first effect on prompts and requests in EFFECTS."""
 SIGMAS_SIGMA, ROUNDS = 0.7, 3
+"""Standard deviation of ln of the standard deviations about those given, and how often outliers are weighed again."""
 LEFT_OUT = ("both", "model", "gpu")
 """What groups of rows are left out by: model and GPU, model, GPU; the names of Silicon.spread."""
 

@@ -26,6 +26,9 @@ REQUIREMENT = "aisimulate==0.13.0.dev202610270000000085"
 MISSING = f"the kernel timings are not here: make timings, or pip install --no-deps {REQUIREMENT}"
 BACKENDS = ("trtllm", "vllm", "sglang")
 _MODES = MappingProxyType({"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"})
+MXFP8_ENGINES, MXFP8_GPUS = ("trtllm", "sglang"), ("b200_sxm", "b300_sxm", "gb200", "gb300")
+"""Who multiplies MXFP4 weights by activations in MXFP8, by default, where the library takes 16 bits for gpt-oss:
+TensorRT-LLM's deployment guide for GPT-OSS, and SGLang's pull requests 8898 and 9004. vLLM keeps 16 bits."""
 Quant = tuple[tuple[str, str], ...]
 
 
@@ -80,7 +83,7 @@ def _open(
     reason = f"{backend} has no setting for {precision}"
     if not bundled(model_id):
         return "the kernel database does not know the model"
-    for settings in _settings(backend, as_published, precision):
+    for settings in _settings(backend, gpu, as_published, precision):
         try:
             engine = _compile(model_id, gpu, backend, layout, settings)
             engine.decode_s(32, 2048), engine.prefill_s(1, 2048), engine.mixed_s(2048, 32, 2048)
@@ -96,8 +99,10 @@ def _plain(error: Exception) -> str:
     return re.split(r" \(| for | from | at /| in either ", text)[0].strip() or type(error).__name__
 
 
-def _settings(backend: str, as_published: bool, precision: str) -> list[Quant]:
+def _settings(backend: str, gpu: str, as_published: bool, precision: str) -> list[Quant]:
     quants: list[dict[str, str]] = [{}, {"fmha_quant_mode": "bfloat16"}]  # {}: the library reads the checkpoint's own
+    if precision == "mxfp4" and backend in MXFP8_ENGINES and gpu in MXFP8_GPUS:
+        quants = [quant | {"moe_quant_mode": "w4a8_mxfp4_mxfp8"} for quant in quants] + quants
     if not as_published or precision == "bf16":
         mode = _MODES[precision]
         kv = "bfloat16" if precision == "bf16" else "fp8"

@@ -49,6 +49,28 @@ def test_memory_shares_are_those_of_each_engine() -> None:
 
 
 @with_kernels
+@pytest.mark.parametrize(
+    ("gpu", "engine", "bits"),
+    [
+        ("b200_sxm", "trtllm", 8),
+        ("gb300", "sglang", 8),
+        ("b200_sxm", "vllm", 16),
+        ("h200_sxm", "trtllm", 16),
+        ("rtx_pro_6000_server", "sglang", 16),
+    ],
+)
+def test_mxfp4_is_multiplied_in_the_form_that_the_engine_takes(gpu: str, engine: str, bits: int) -> None:
+    """gpt-oss on Blackwell: activations in MXFP8 by TensorRT-LLM and SGLang, whose kernels are then the shorter."""
+    model = models()["openai/gpt-oss-20b"]
+    engine_of = kernels.open_engine(model, gpu, engine, Layout(), "mxfp4")
+    assert dict(engine_of.settings).get("moe_quant_mode", "") == ("w4a8_mxfp4_mxfp8" if bits == 8 else "")
+    if bits == 8:
+        in_bf16 = kernels._compile(model.id, gpu, engine, Layout(), (("moe_quant_mode", "w4a16_mxfp4"),))
+        assert engine_of.decode_s(64, 2048) < in_bf16.decode_s(64, 2048)
+        assert engine_of.prefill_s(1, 2048) < in_bf16.prefill_s(1, 2048)
+
+
+@with_kernels
 def test_windowed_layers_keep_less_of_long_sequences() -> None:
     """gpt-oss: half the layers attend to 128 tokens, so a token of a long sequence takes about half the bytes."""
     engine = kernels.open_engine(models()["openai/gpt-oss-20b"], "h100_sxm", "trtllm", Layout(), "mxfp4")

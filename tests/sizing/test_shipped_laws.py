@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sizing.catalog import PRECISIONS, Layout, Precision, gpus, models
 from sizing.engine import Batching, StepLaw
 from sizing.errors import CatalogueError, DoesNotFit
 from sizing.estimate import ENGINES, estimate, kernels, timed_engines
-from sizing.estimate.build_laws import keys, row
+from sizing.estimate.build_laws import BELIEVED, keys, row, times_over
 from sizing.estimate.day_zero import (
     COLUMNS,
     EFFICIENCY,
@@ -78,6 +80,7 @@ def test_shipped_laws_cover_the_catalogue() -> None:
             assert 0 <= timed.law.unread <= 1
             assert timed.law.decode_s(1, 1000) > 0
             assert timed.law.prefill_alone_s(1000) > 0
+            assert times_over(timed.law, roofline_law(model, gpus()[key[0]], key[1], key[2])) <= BELIEVED, key
             assert list(timed.memory.sequence_bytes_at) == sorted(timed.memory.sequence_bytes_at)
     assert min(laws.values()) > 3000, laws
 
@@ -91,6 +94,7 @@ def test_shipped_laws_cover_the_catalogue() -> None:
         ("Qwen/Qwen3-30B-A3B", "h200_sxm", Layout(dp=4, ep=4), "bf16", "vllm"),
         (LLAMA, "b60", Layout(2), "bf16", "vllm"),
         ("google/gemma-4-26B-A4B", "a100_sxm", Layout(), "bf16", "trtllm"),
+        ("openai/gpt-oss-120b", "b200_sxm", Layout(), "mxfp4", "trtllm"),
     ],
 )
 def test_shipped_laws_are_those_fitted_now(key) -> None:
@@ -101,6 +105,24 @@ def test_shipped_laws_are_those_fitted_now(key) -> None:
     for name in COLUMNS:
         if again[name] != stored[name]:
             assert float(again[name]) == pytest.approx(float(stored[name]), rel=1e-3), name
+
+
+@with_kernels
+def test_what_the_database_extrapolates_beyond_all_bounds_is_no_law() -> None:
+    """A step of 64 sequences a rank of Llama 4 Maverick would take half a minute on eight B300."""
+    maverick = models()["meta-llama/Llama-4-Maverick-17B-128E-Instruct"]
+    cells = row(maverick, "b300_sxm", "fp8", Layout(dp=8, ep=8), "vllm")
+    assert "times what the data sheet says" in cells["why_not"] and not cells["weights_s"]
+    assert not row(maverick, "b300_sxm", "fp8", Layout(8), "vllm")["why_not"]
+
+
+@given(st.floats(0.1, 1e4), st.sampled_from(("weights_s", "overhead_s", "kv_token_s", "token_s", "prefill_s")))
+def test_a_law_is_over_another_by_its_worst_step(factor: float, name: str) -> None:
+    law = StepLaw(5e-3, 1e-3, 20e-6, 10e-6, 50e-9, prefill_s=2e-3)
+    assert times_over(law.scaled(factor), law) == pytest.approx(factor)
+    longer = law.with_values(**{name: (1 + factor) * getattr(law, name)})
+    assert 1 < times_over(longer, law) < 1 + factor
+    assert times_over(law, longer) <= 1
 
 
 def test_states_are_those_that_the_library_counts_where_it_counts_them() -> None:

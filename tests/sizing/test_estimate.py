@@ -117,7 +117,8 @@ def test_candidate_says_what_it_rests_on() -> None:
     assert mixture.relative_sigma > silicon().spread["both"]["moe_hopper"]["itl"]
     assert mixture.warnings == ()
     doubtful = estimate("openai/gpt-oss-120b", "b200_sxm", 1, "mxfp4", LENGTHS)
-    assert mixture.relative_sigma < doubtful.relative_sigma < KERNEL_SIGMA["moe_blackwell"]
+    assert mixture.relative_sigma < doubtful.relative_sigma
+    assert silicon().spread["both"]["moe_blackwell"]["itl"] < KERNEL_SIGMA["moe_blackwell"]
     assert doubtful.warnings[0].kind == "moe_on_blackwell"
 
 

@@ -1020,6 +1020,10 @@ CAUTIONS: dict[CautionKind, str] = {
     "moe_on_blackwell": (
         "mixture of experts on Blackwell: measured servers scatter about such estimates more than all others do"
     ),
+    "slower_than_bf16": (
+        "the {precision} kernels of {engine} were timed {factor:.2g} times as long as its own in bf16 on this GPU: a "
+        "server may be tuned, or choose others; measure one, or compare bf16 and other engines"
+    ),
     "rough_timings": "the law follows the kernel timings within {rms_error:%} (rms) only",
 }
 LIKELY = {

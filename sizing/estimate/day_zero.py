@@ -257,6 +257,9 @@ KERNEL_SIGMA = MappingProxyType({"dense": 0.17, "moe": 0.14, "moe_blackwell": 0.
 of it covers 90 % of the sample of real servers in the kernel database, each row by its own engine and layout: 856 of
 dense models (mean error 14 %), 272 of MoE models on Hopper (12 %), 503 on Blackwell (17 %)."""
 ROUGH_FIT = 0.10
+SLOW = 1.5
+"""Times as long as in bf16 at which narrower weights, which are read sooner, were timed with kernels that nobody tuned:
+of MoE models in fp8 by vLLM on H100 and H200, and in fp8_block on L40S."""
 _SPELLINGS = MappingProxyType({"bfloat16": "bf16", "fp4": "nvfp4"})
 
 
@@ -497,8 +500,20 @@ def _warnings(timed: Timed, case: _Case) -> Iterator[Caution]:
     if case.engine and timed.backend != case.engine:
         yield Caution("other_engine", {"asked": case.engine, "used": timed.backend})
     yield from _doubts(case)
+    if (factor := _over_bf16(timed, case)) > SLOW:
+        yield Caution("slower_than_bf16", {"precision": case.precision, "engine": timed.backend, "factor": factor})
     if timed.rms_error > ROUGH_FIT:
         yield Caution("rough_timings", {"rms_error": timed.rms_error})
+
+
+def _over_bf16(timed: Timed, case: _Case) -> float:
+    """A decode step of 64 requests over that of the same engine and layout in bf16; 1 where nothing was timed so."""
+    try:
+        in_bf16 = shipped(case.model, case.gpu.id, case.layout, "bf16", timed.backend)
+    except EstimateUnavailable:
+        return 1.0
+    step = 64, 64 * case.length
+    return timed.law.decode_s(*step) / in_bf16.law.decode_s(*step)
 
 
 def _doubts(case: _Case) -> Iterator[Caution]:

@@ -42,6 +42,10 @@ def test_every_kind_has_words_and_no_words_are_left_over() -> None:
         (Caution("fitted_budget", {"token_budget": 1024}), "1,024 tokens went through an iteration"),
         (Caution("fitted_lookahead", {"engine": "vllm"}), "vllm fixes iterations ahead by its defaults"),
         (Caution("fitted_experts", {"used": 0.0625}), "uses 6 % of its experts for a token"),
+        (
+            Caution("slower_than_bf16", {"precision": "fp8", "engine": "vllm", "factor": 2.51}),
+            "the fp8 kernels of vllm were timed 2.5 times as long as its own in bf16",
+        ),
         (Caution("rough_timings", {"rms_error": 0.2}), "within 20 % (rms)"),
     ],
 )

@@ -122,6 +122,17 @@ def test_candidate_says_what_it_rests_on() -> None:
     assert doubtful.warnings[0].kind == "moe_on_blackwell"
 
 
+@pytest.mark.parametrize(("engine", "gpu", "slow"), [("vllm", "h200_sxm", True), ("trtllm", "h200_sxm", False)])
+def test_kernels_that_are_slower_with_fewer_bits_are_named(engine: str, gpu: str, slow: bool) -> None:
+    """Experts in fp8 on vLLM: more than twice as long as in bf16, of which half as many bytes are read."""
+    eight, sixteen = (
+        estimate("Qwen/Qwen3-30B-A3B", gpu, 2, precision, LENGTHS, engine=engine) for precision in ("fp8", "bf16")
+    )
+    told = [warning.facts["factor"] for warning in eight.warnings if warning.kind == "slower_than_bf16"]
+    assert bool(told) == slow and sixteen.warnings == ()
+    assert all(isinstance(factor, float) and factor > 2 for factor in told)
+
+
 def test_other_engine_steps_in_and_is_named() -> None:
     """The Intel GPU has vLLM timings only."""
     assert estimate(LLAMA, "b60", 2, "bf16", LENGTHS).engine == "vllm"

@@ -25,6 +25,7 @@ from sizing.report.build import cells as cells_of
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 from validation.evidence import command, coverage, gpu_counts, largest_rate
 from validation.evidence.claim import Claim, Setup, check
+from validation.evidence.page import as_page, lines_of, merged
 from validation.evidence.server import CONTRASTING, LAW, POLICIES, calibrate, true_rate_per_s
 from validation.evidence.table import HEADER, EvidenceRow, Goal, as_json, cells, markdown, row_of_errors, shown, verdict
 
@@ -60,7 +61,7 @@ def test_too_few_answers_are_not_judged() -> None:
 
 def test_the_table_for_people_and_for_machines() -> None:
     row = EvidenceRow("a | b", "truth", 3, "rate", 0.012, float("nan"), 0.5, "≤ 2 %", False, "note")
-    head, rule, line = markdown([row]).splitlines()
+    head, rule, line = markdown([cells(row)]).splitlines()
     assert head.count("|") == rule.count("|") == line.replace("\\|", "").count("|") == len(HEADER) + 1
     assert cells(row)[4:7] == ("1.2 %", "", "50.0 %")
     told = json.loads(json.dumps(as_json([dataclasses.replace(row, worst=math.inf)]), allow_nan=False))[0]
@@ -197,6 +198,14 @@ def test_the_command_checks_its_names_and_writes_the_page(tmp_path: Path, monkey
     assert json.loads(done.stdout)["rows"][0]["n"] == 3
     text = page.read_text()
     assert "| draws |" in text and "What is not shown" in text and "{" not in text
+    page.write_text(text.replace("| draws |", "| another |"))
+    asked = ["--processes", "1", "--json", "--markdown", str(page)]
+    with pytest.raises(ScenarioError, match="--quick would stand among"):
+        CliRunner().invoke(command.validate_command, [*asked, "--only", "draws", "--quick"], catch_exceptions=False)
+    CliRunner().invoke(command.validate_command, [*asked, "--only", "draws"], catch_exceptions=False)
+    assert [line[0] for line in lines_of(page.read_text())] == ["another", "draws"]
+    CliRunner().invoke(command.validate_command, asked, catch_exceptions=False)
+    assert page.read_text() == text
 
 
 def test_the_verdict_counts_goals_not_rows() -> None:
@@ -204,5 +213,36 @@ def test_the_verdict_counts_goals_not_rows() -> None:
         EvidenceRow("a", "b", 9, "c", 0.0, 0.0, 0.0, goal, holds)
         for goal, holds in (("g", True), ("g", False), ("g", None), ("", None))
     )
-    assert verdict([good, good, bad, none]) == "Goals: 2 of 3 hold, 1 missed."
-    assert "not judged" in verdict([few]) and "not judged" not in verdict([none, good])
+    assert verdict(map(cells, [good, good, bad, none])) == "Goals: 2 of 3 hold, 1 missed."
+    assert "not judged" in verdict([cells(few)]) and "not judged" not in verdict(map(cells, [none, good]))
+
+
+names = st.sampled_from("abcdef")
+pages = st.lists(names, unique=True).flatmap(
+    lambda known: st.tuples(*(st.tuples(st.just(name), st.integers(1, 3)) for name in known))
+)
+
+
+@given(pages, pages)
+def test_a_page_keeps_the_claims_that_were_not_checked(
+    kept: tuple[tuple[str, int], ...], found: tuple[tuple[str, int], ...]
+) -> None:
+    """Those that were stand once, with their new rows, where they stood; the same rows again change nothing."""
+    old = [(name, f"old {k}") for name, count in kept for k in range(count)]
+    new = [(name, f"new {k}") for name, count in found for k in range(count)]
+    lines = merged(old, new)
+    checked = {name for name, _ in found}
+    assert [line for line in lines if line[0] not in checked] == [line for line in old if line[0] not in checked]
+    assert sorted(line for line in lines if line[0] in checked) == sorted(new)
+    order = list(dict.fromkeys(line[0] for line in lines))
+    assert [name for name in order if name in dict(kept)] == list(dict(kept))
+    assert [line[0] for line in lines] == sorted((line[0] for line in lines), key=order.index)
+    assert merged(lines, new) == lines and merged([], new) == new
+
+
+def test_the_page_is_the_same_with_its_own_rows_again() -> None:
+    page = TABLE.read_text(encoding="utf-8")
+    lines = lines_of(page)
+    assert len(lines) > 200 and f"{markdown(lines)}\n{verdict(lines)}\n" in page
+    assert as_page([], quick=False, page=page) == page
+    assert lines_of("no table") == lines_of("| a | b |\n| --- | --- |\n| c | d |\n") == []

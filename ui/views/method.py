@@ -14,6 +14,7 @@ from sizing.estimate import day_zero
 from sizing.estimate.kernels import LIBRARY
 from sizing.files import resource
 from sizing.points import Deployment, Point
+from sizing.report.build import cells
 
 TEXTS = resource("data/method")
 ACCURACY = resource("docs/accuracy.md")
@@ -85,13 +86,8 @@ def rows_of(table: Sequence[str]) -> list[Mapping[str, str]]:
     """Rows of a markdown table by the names in its first line; none where it has no rows."""
     if len(table) < 3:
         return []
-    header, _, *rows = (cells_of(line) for line in table)
+    header, _, *rows = (cells(line) for line in table)
     return [dict(zip(header, row, strict=False)) for row in rows]
-
-
-def cells_of(line: str) -> list[str]:
-    """Cells of one line of a markdown table; ``\\|`` is a bar inside a cell."""
-    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
 def changes() -> Chapter | None:

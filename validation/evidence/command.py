@@ -27,8 +27,8 @@ from validation.evidence.measured_silicon import SILICON
 from validation.evidence.measured_stages import STAGES
 from validation.evidence.measured_static import STATIC
 from validation.evidence.measured_trace import TRACE
-from validation.evidence.page import as_page
-from validation.evidence.table import as_json, drawn, verdict
+from validation.evidence.page import as_page, lines_of
+from validation.evidence.table import as_json, cells, drawn, verdict
 from validation.evidence.theory import THEORY
 
 CLAIMS: tuple[Claim, ...] = (
@@ -51,6 +51,7 @@ EXAMPLE = """\b
 Examples:
   python -m sizing validate --quick
   python -m sizing validate --only theory --json
+  python -m sizing validate --only estimates-on-silicon --markdown docs/accuracy.md
   python -m sizing validate --cluster tcp://10.0.0.5:8786 --markdown docs/accuracy.md
 """
 
@@ -61,7 +62,12 @@ Examples:
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Folder of measured data.")
 @processes_option
 @cluster_option
-@click.option("--markdown", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write the table here too.")
+@click.option(
+    "--markdown",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the table here too; of a page that is there, --only replaces its own claims.",
+)
 @click.option("--json", "json_", is_flag=True, help="Print JSON for machines.")
 def validate_command(
     quick: bool, only: tuple[str, ...], data: Path | None, processes: int, cluster: str, page: Path | None, json_: bool
@@ -72,6 +78,9 @@ def validate_command(
     """
     if page and not page.parent.is_dir():
         raise ScenarioError(f"--markdown {page}: there is no folder {page.parent}; make it first")
+    before = page.read_text(encoding="utf-8") if page and only and page.is_file() else ""
+    if quick and lines_of(before):
+        raise ScenarioError(f"--markdown {page}: rows by --quick would stand among its own; give another file")
     started_s = time.perf_counter()
     rows = check(chosen(only), Setup(quick, data), Machines(processes, cluster), bar("cases"))
     seconds = time.perf_counter() - started_s
@@ -80,9 +89,9 @@ def validate_command(
     else:
         console = Console(width=None if Console().is_terminal else 120)
         console.print(drawn(rows))
-        console.print(f"{verdict(rows)} {sum(row.n for row in rows):,} answers in {seconds:.0f} s.")
+        console.print(f"{verdict(map(cells, rows))} {sum(row.n for row in rows):,} answers in {seconds:.0f} s.")
     if page:
-        page.write_text(as_page(rows, quick), encoding="utf-8")
+        page.write_text(as_page(rows, quick, before), encoding="utf-8")
 
 
 def chosen(names: Sequence[str]) -> list[Claim]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from validation.evidence.table import ENOUGH, EvidenceRow, markdown, verdict
+from sizing.report.build import cells as line_cells
+from validation.evidence.table import ENOUGH, HEADER, EvidenceRow, cells, markdown, verdict
 
 ABOUT = """# Accuracy
 
-`python -m sizing validate{options} --markdown docs/accuracy.md` writes this page, and anyone can run it again. The
-cases determine all random numbers, so the table is the same on any machine, apart from some tenths of a per cent
-where a processor rounds differently and a fit takes another path.
+`python -m sizing validate{options} --markdown docs/accuracy.md` writes this page, and anyone can run it again
+(`--only CLAIM` renews the rows of one claim). The cases determine all random numbers, so the table is the same on any
+machine, apart from some tenths of a per cent where a processor rounds differently and a fit takes another path.
 
 An error is (answer - truth) / truth; median, 90th percentile (p90) and worst are of its absolute value. *Optimistic*
 means that the answer promises more requests/s, or shorter times, than the truth. A goal on shares is judged only with
@@ -296,7 +297,30 @@ not measured. Too often is also a failure: such a band is too wide to be useful.
 """
 
 
-def as_page(rows: Sequence[EvidenceRow], quick: bool) -> str:
-    """The page as Markdown."""
+def as_page(rows: Sequence[EvidenceRow], quick: bool, page: str = "") -> str:
+    """The page as Markdown. Of `page`, as it was written before, the claims stay that `rows` do not have, and what
+    somebody wrote below the verdict."""
     about = ABOUT.format(options=" --quick" if quick else "", enough=ENOUGH)
-    return f"{about}{markdown(rows)}\n{verdict(rows)}\n"
+    lines = merged(lines_of(page), list(map(cells, rows)))
+    below = page.partition("\nGoals: ")[2].partition("\n")[2]
+    return f"{about}{markdown(lines)}\n{verdict(lines)}\n{below}"
+
+
+def lines_of(page: str) -> list[Sequence[str]]:
+    """The rows of its table as text, without the head; none where it has no such table."""
+    lines = [line_cells(line) for line in page.splitlines() if line.startswith("| ")]
+    return [line for line in lines[2:] if len(line) == len(HEADER)] if lines and lines[0] == list(HEADER) else []
+
+
+def merged(kept: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """`kept` with the rows of each claim of `found` in place of its own: the name, which comes first, is the claim's.
+    A claim that `kept` lacks follows the one before it in `found`, or comes last."""
+    lines, after = list(kept), None
+    for name in dict.fromkeys(line[0] for line in found):
+        own = [place for place, line in enumerate(lines) if line[0] == name]
+        place = own[0] if own else len(lines) if after is None else after
+        lines = [line for line in lines if line[0] != name]
+        new = [line for line in found if line[0] == name]
+        lines[place:place] = new
+        after = place + len(new)
+    return lines

@@ -153,16 +153,16 @@ def drawn(rows: Iterable[EvidenceRow]) -> Table:
     return table
 
 
-def verdict(rows: Iterable[EvidenceRow]) -> str:
-    """How many goals hold, in a sentence."""
-    goals = [row.holds for row in rows if row.goal]
-    unjudged = f", {goals.count(None)} not judged" if None in goals else ""
-    return f"Goals: {goals.count(True)} of {len(goals)} hold, {goals.count(False)} missed{unjudged}."
+def verdict(lines: Iterable[Sequence[str]]) -> str:
+    """How many goals hold, in a sentence. `lines`: rows as text (cells)."""
+    goals = [line[HEADER.index("holds")] for line in lines if line[HEADER.index("goal")]]
+    unjudged = f", {goals.count('')} not judged" if "" in goals else ""
+    return f"Goals: {goals.count('yes')} of {len(goals)} hold, {goals.count('no')} missed{unjudged}."
 
 
-def markdown(rows: Iterable[EvidenceRow]) -> str:
-    """For the documentation."""
-    lines = [HEADER, ("---",) * len(HEADER), *map(cells, rows)]
+def markdown(lines: Iterable[Sequence[str]]) -> str:
+    """For the documentation. `lines`: rows as text (cells)."""
+    lines = [HEADER, ("---",) * len(HEADER), *lines]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 

@@ -1022,7 +1022,7 @@ CAUTIONS: dict[CautionKind, str] = {
     ),
     "slower_than_bf16": (
         "the {precision} kernels of {engine} were timed {factor:.2g} times as long as its own in bf16 on this GPU: a "
-        "server may be tuned, or choose others; measure one, or compare bf16 and other engines"
+        "server may be tuned, or choose others; measure one, or compare other precisions and engines"
     ),
     "rough_timings": "the law follows the kernel timings within {rms_error:%} (rms) only",
 }

@@ -28,6 +28,7 @@ from sizing.estimate.silicon import (
     silicon,
     with_effects,
 )
+from sizing.files import resource
 from sizing.points import Point
 from sizing.workload import Lengths
 from validation.evidence import silicon_fit
@@ -99,6 +100,18 @@ def test_steps_of_tensorrt_llm_dense_models_are_corrected_whole_their_prompts_le
         assert share(name) == pytest.approx(steps)
     for name in ("token_s", "attention_s", "prefill_s", "request_s"):
         assert share(name) == pytest.approx(prompts)
+
+
+def test_the_method_names_the_spread_of_estimates() -> None:
+    told = resource("data/method/5-plan.md").read_text(encoding="utf-8")
+    both, model, gpu = (
+        [f"{100 * math.sinh(1.645 * spread[group]['itl']):.0f}" for group in ("dense", "moe_hopper", "moe_blackwell")]
+        for spread in (silicon().spread[left_out] for left_out in ("both", "model", "gpu"))
+    )
+    assert "{} % for dense models, {} % for MoE models, {} % for MoE models on Blackwell".format(*both) in told
+    assert (
+        "{}, {} and {} % if no server ran the model, {}, {} and {} % if none had the GPU".format(*model, *gpu) in told
+    )
 
 
 @given(st.sampled_from(("vllm", "trtllm", "sglang")), st.sampled_from(("dense", "moe")), st.sampled_from(METRICS))

@@ -9,7 +9,7 @@ import pytest
 
 from sizing.catalog import Layout, models
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, ScenarioError
-from sizing.estimate import KERNEL_SIGMA, estimate, kernels
+from sizing.estimate import KERNEL_SIGMA, day_zero, estimate, kernels
 from sizing.estimate.silicon import silicon
 from sizing.prediction import Caution
 from sizing.text import caution
@@ -53,6 +53,8 @@ def test_memory_shares_are_those_of_each_engine() -> None:
     ("gpu", "engine", "bits"),
     [
         ("b200_sxm", "trtllm", 8),
+        ("b300_sxm", "trtllm", 8),
+        ("gb200", "sglang", 8),
         ("gb300", "sglang", 8),
         ("b200_sxm", "vllm", 16),
         ("h200_sxm", "trtllm", 16),
@@ -131,6 +133,18 @@ def test_kernels_that_are_slower_with_fewer_bits_are_named(engine: str, gpu: str
     told = [warning.facts["factor"] for warning in eight.warnings if warning.kind == "slower_than_bf16"]
     assert bool(told) == slow and sixteen.warnings == ()
     assert all(isinstance(factor, float) and factor > 2 for factor in told)
+
+
+def test_only_what_is_far_slower_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> list[float | str | tuple[str, ...]]:
+        found = estimate("Qwen/Qwen3-30B-A3B", "h200_sxm", 2, "fp8", LENGTHS, engine="vllm").warnings
+        return [warning.facts["factor"] for warning in found if warning.kind == "slower_than_bf16"]
+
+    (factor,) = told()
+    assert isinstance(factor, float)
+    for least, named in ((factor * 0.999, [factor]), (factor * 1.001, [])):
+        monkeypatch.setattr(day_zero, "SLOW", least)
+        assert told() == named
 
 
 def test_other_engine_steps_in_and_is_named() -> None:

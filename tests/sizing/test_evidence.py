@@ -27,7 +27,18 @@ from validation.evidence import command, coverage, gpu_counts, largest_rate
 from validation.evidence.claim import Claim, Setup, check
 from validation.evidence.page import as_page, lines_of, merged
 from validation.evidence.server import CONTRASTING, LAW, POLICIES, calibrate, true_rate_per_s
-from validation.evidence.table import HEADER, EvidenceRow, Goal, as_json, cells, markdown, row_of_errors, shown, verdict
+from validation.evidence.table import (
+    HEADER,
+    EvidenceRow,
+    Goal,
+    as_json,
+    cells,
+    markdown,
+    missing,
+    row_of_errors,
+    shown,
+    verdict,
+)
 
 ALONE = Machines(processes=1)
 BAND = coverage.Case(Replica(LAW, coverage.BATCHING), next(iter(coverage.DESIGNS)), True, 1)
@@ -245,4 +256,7 @@ def test_the_page_is_the_same_with_its_own_rows_again() -> None:
     lines = lines_of(page)
     assert len(lines) > 200 and f"{markdown(lines)}\n{verdict(lines)}\n" in page
     assert as_page([], quick=False, page=page) == page
+    unchecked = missing(lines[0][0], "data", "rate", "the data are not here")
+    assert as_page([unchecked], quick=False, page=page) == page
+    assert "the data are not here" in as_page([unchecked], quick=False)
     assert lines_of("no table") == lines_of("| a | b |\n| --- | --- |\n| c | d |\n") == []

@@ -298,10 +298,12 @@ not measured. Too often is also a failure: such a band is too wide to be useful.
 
 
 def as_page(rows: Sequence[EvidenceRow], quick: bool, page: str = "") -> str:
-    """The page as Markdown. Of `page`, as it was written before, the claims stay that `rows` do not have, and what
-    somebody wrote below the verdict."""
+    """The page as Markdown. Of `page`, as it was written before, the claims stay that `rows` do not have or could not
+    check, and what somebody wrote below the verdict."""
     about = ABOUT.format(options=" --quick" if quick else "", enough=ENOUGH)
-    lines = merged(lines_of(page), list(map(cells, rows)))
+    kept = lines_of(page)
+    known = {line[0] for line in kept}
+    lines = merged(kept, [cells(row) for row in rows if row.n or row.name not in known])
     below = page.partition("\nGoals: ")[2].partition("\n")[2]
     return f"{about}{markdown(lines)}\n{verdict(lines)}\n{below}"
 

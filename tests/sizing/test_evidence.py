@@ -251,6 +251,12 @@ def test_a_page_keeps_the_claims_that_were_not_checked(
     assert merged(lines, new) == lines and merged([], new) == new
 
 
+def test_a_claim_that_is_new_follows_the_one_before_it() -> None:
+    old = [("a", "1"), ("b", "1"), ("c", "1")]
+    assert [line[0] for line in merged(old, [("a", "2"), ("new", "2"), ("c", "2")])] == ["a", "new", "b", "c"]
+    assert [line[0] for line in merged(old, [("new", "2"), ("c", "2")])] == ["a", "b", "c", "new"]
+
+
 def test_the_page_is_the_same_with_its_own_rows_again() -> None:
     page = TABLE.read_text(encoding="utf-8")
     lines = lines_of(page)

@@ -95,6 +95,7 @@ def test_shipped_laws_cover_the_catalogue() -> None:
         (LLAMA, "b60", Layout(2), "bf16", "vllm"),
         ("google/gemma-4-26B-A4B", "a100_sxm", Layout(), "bf16", "trtllm"),
         ("openai/gpt-oss-120b", "b200_sxm", Layout(), "mxfp4", "trtllm"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "b200_sxm", Layout(4), "mxfp4", "sglang"),
     ],
 )
 def test_shipped_laws_are_those_fitted_now(key) -> None:
@@ -123,6 +124,8 @@ def test_a_law_is_over_another_by_its_worst_step(factor: float, name: str) -> No
     longer = law.with_values(**{name: (1 + factor) * getattr(law, name)})
     assert 1 < times_over(longer, law) < 1 + factor
     assert times_over(law, longer) <= 1
+    for n in (1, 256):
+        assert times_over(longer, law) >= longer.decode_s(n, n * 2000) / law.decode_s(n, n * 2000)
 
 
 def test_states_are_those_that_the_library_counts_where_it_counts_them() -> None:

@@ -311,7 +311,7 @@ def as_page(rows: Sequence[EvidenceRow], quick: bool, page: str = "") -> str:
 def lines_of(page: str) -> list[Sequence[str]]:
     """The rows of its table as text, without the head; none where it has no such table."""
     lines = [line_cells(line) for line in page.splitlines() if line.startswith("| ")]
-    return [line for line in lines[2:] if len(line) == len(HEADER)] if lines and lines[0] == list(HEADER) else []
+    return list(lines[2:]) if lines[:1] == [list(HEADER)] else []
 
 
 def merged(kept: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> list[Sequence[str]]:

@@ -73,6 +73,12 @@ def test_mxfp4_is_multiplied_in_the_form_that_the_engine_takes(gpu: str, engine:
 
 
 @with_kernels
+def test_other_formats_are_read_from_their_checkpoints() -> None:
+    model = models()["Qwen/Qwen3-32B-FP8"]
+    assert kernels.open_engine(model, "b200_sxm", "trtllm", Layout(), model.checkpoint).settings == ()
+
+
+@with_kernels
 def test_windowed_layers_keep_less_of_long_sequences() -> None:
     """gpt-oss: half the layers attend to 128 tokens, so a token of a long sequence takes about half the bytes."""
     engine = kernels.open_engine(models()["openai/gpt-oss-20b"], "h100_sxm", "trtllm", Layout(), "mxfp4")

@@ -204,6 +204,7 @@ def test_a_limit_and_its_percentile_share_a_row_as_long_as_the_other_fields(
         opened(page, url_of(planner))
         if screen == PHONE:
             page.get_by_test_id("stExpandSidebarButton").click()
+        wait_until_drawn(page)
         limit, percentile, below = (
             page.locator(f".st-key-{key}").evaluate("one => one.getBoundingClientRect().toJSON()")
             for key in ("ttft_limit", "ttft_percentile", "spare")

@@ -265,4 +265,9 @@ def test_the_page_is_the_same_with_its_own_rows_again() -> None:
     unchecked = missing(lines[0][0], "data", "rate", "the data are not here")
     assert as_page([unchecked], quick=False, page=page) == page
     assert "the data are not here" in as_page([unchecked], quick=False)
+    checked = dataclasses.replace(unchecked, n=3, metric="another")
+    told = [
+        line[9] for line in lines_of(as_page([unchecked, checked], quick=False, page=page)) if line[0] == lines[0][0]
+    ]
+    assert told == ["the data are not here"] * 2, "a claim that was checked in part stands as it was found"
     assert lines_of("no table") == lines_of("| a | b |\n| --- | --- |\n| c | d |\n") == []

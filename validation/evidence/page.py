@@ -302,8 +302,8 @@ def as_page(rows: Sequence[EvidenceRow], quick: bool, page: str = "") -> str:
     check, and what somebody wrote below the verdict."""
     about = ABOUT.format(options=" --quick" if quick else "", enough=ENOUGH)
     kept = lines_of(page)
-    known = {line[0] for line in kept}
-    lines = merged(kept, [cells(row) for row in rows if row.n or row.name not in known])
+    unchecked = {line[0] for line in kept} - {row.name for row in rows if row.n}
+    lines = merged(kept, [cells(row) for row in rows if row.name not in unchecked])
     below = page.partition("\nGoals: ")[2].partition("\n")[2]
     return f"{about}{markdown(lines)}\n{verdict(lines)}\n{below}"
 

@@ -88,7 +88,8 @@ SAME_S, MOST_LATE = 1e-6, 10
 class Configuration:
     """A server and what it is asked, closed loops and random arrivals for so many seconds a level. The points have its
     model, whose shape a fit knows if the catalogue does, and its name before their round; `table` is where they go, and
-    `slots_told` whether they say how many sequences the server runs at most, which vLLM does not tell."""
+    `slots_told` whether they say how many sequences the server runs at most, which vLLM does not tell. `most_stolen`:
+    see MOST_STOLEN."""
 
     model: str
     name: str

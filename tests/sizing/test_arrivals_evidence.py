@@ -338,26 +338,29 @@ def test_the_kernels_law_holds_for_sglangs_scheduler_as_estimates_assume_it(over
             )
             print(f"{isl} tokens, {name}: TTFT, ITL off by {off[name].min(axis=0)} to {off[name].max(axis=0)}")
         assert np.abs(off["assumed"]).max() < 0.10
-        assert off["as others"][~alone, 0].mean() < -0.10
+        assert off["as others"][~alone, 0].max() < -0.05
+        assert (np.abs(off["as others"]) > np.abs(off["assumed"]))[~alone, 0].all(), "farther off at every level"
 
 
 @pytest.mark.skipif(not kernels.available(), reason=kernels.MISSING)
 def test_the_simulator_serves_random_arrivals_as_sglang_does(overlapped: Case) -> None:
-    """The very requests of each round, simulated by the law of the kernels, nothing fitted: what a fit errs beyond that
-    is the fit's own."""
+    """The very requests of each round, simulated by the law of the kernels: what a fit errs beyond that is its own."""
     off = []
     for rounds in overlapped.rates:
         law = kernels_law([point for point in overlapped.closed if point.isl == rounds[0].isl])
-        scheduling = rounds[0].scheduling
-        batching = Batching("prefill_first", 64, scheduling.token_budget or 0, lookahead_steps=1.0)
+        told = rounds[0].scheduling
+        assert told.token_budget and told.lookahead_steps
+        batching = Batching("prefill_first", 64, told.token_budget, lookahead_steps=told.lookahead_steps)
         for point in rounds:
             workload = Workload(point.lengths, point.load_value)
             (run,) = measurements(Replica(law, batching), workload, point.requests or 0, 1.0, sent(point))
-            told = run.quantiles("ttft").at(95), run.quantiles("itl").mean_s, run.quantiles("e2e").at(95)
-            off.append(np.array(told) / (point.ttft_p95_s, point.itl_mean_s, point.e2e_p95_s) - 1)
+            ttft, e2e = run.quantiles("ttft"), run.quantiles("e2e")
+            figures = ttft.at(50), ttft.at(95), run.quantiles("itl").mean_s, e2e.at(95)
+            seen = point.ttft_p50_s, point.ttft_p95_s, point.itl_mean_s, point.e2e_p95_s
+            off.append(np.array(figures) / np.array(seen, float) - 1)
     errors = np.median(np.abs(off), axis=0)
-    print(f"{len(off)} rounds, median error: TTFT p95 {errors[0]:.1%}, ITL {errors[1]:.1%}, E2E p95 {errors[2]:.1%}")
-    assert (errors < (0.08, 0.04, 0.05)).all()
+    print(f"{len(off)} rounds, median error of TTFT p50 and p95, ITL, E2E p95: {np.round(100 * errors, 1)} %")
+    assert (errors < (0.08, 0.08, 0.04, 0.05)).all()
 
 
 def test_of_a_mix_alone_the_first_measurement_of_four_levels_is_fitted() -> None:

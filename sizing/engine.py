@@ -233,7 +233,8 @@ class Batching:
     """How an engine forms its iterations.
 
     `policy`: *chunked* mixes decodes with prompt chunks up to `token_budget` tokens an iteration; *whole_prompt* mixes
-    decodes with whole prompts up to that budget; *prefill_first* runs waiting prompts alone, then decodes;
+    decodes with whole prompts up to that budget; *prefill_first* runs waiting prompts alone, up to that budget and the
+    last one cut to fill it, as SGLang does, and decodes when none is left;
     *static* admits a batch only when the last one has finished entirely (TensorRT-LLM's V1); its prompts are `padded`
     to the longest, or packed one after the other (an engine built with `remove_input_padding`).
     `max_batch_size` sequences run at once; `kv_tokens` tokens fit in the KV cache, allocated in blocks of
@@ -282,6 +283,11 @@ class Batching:
         for name in ("max_batch_size", "token_budget", "kv_tokens", "kv_block_tokens"):
             if getattr(self, name) < 1:
                 raise ScenarioError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def cuts_prompts(self) -> bool:
+        """True if a prompt that the token budget does not hold is computed in chunks."""
+        return self.policy in ("chunked", "prefill_first")
 
 
 FREE = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)

@@ -80,7 +80,7 @@ def prefill_room(replica: Replica, demand: Demand, batch: Floats) -> Floats:
     rule, one = replica.batching, demand.prompt_tokens
     decoding = 0.0 if rule.policy == "prefill_first" else DecodeCost.of(replica).tokens * batch
     room = rule.token_budget - decoding + 0.0 * batch
-    if rule.policy != "chunked":
+    if not rule.cuts_prompts:
         remainder = one * (1 + demand.prompt_cv**2) / 2
         room = room - remainder if demand.prompt_cv > 0 else np.floor(room / one) * one
         room = np.maximum(room, one)

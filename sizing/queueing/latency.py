@@ -158,13 +158,13 @@ def _service_s(
     The last takes what came `after` as far as it fits; the third are the tokens that it leaves.
     """
     demand, rule, own = scene.demand, scene.replica.batching, requests.prompt_tokens
-    room = room if rule.policy == "chunked" else np.maximum(room, own)
+    room = room if rule.cuts_prompts else np.maximum(room, own)
     full = np.maximum(np.ceil((before + own) / room - 1e-9), 1.0) - 1
     full_s = np.zeros_like(running)
     several = np.flatnonzero(full)
     full_s[several] = scene.iteration_s(running[several], room[several], np.zeros(1))
     after = after + scene.near_per_s * full * full_s * demand.prompt_tokens
-    least = 1.0 if rule.policy == "chunked" else own
+    least = 1.0 if rule.cuts_prompts else own
     last = np.clip(before + own + after - full * room, least, room)
     others = np.maximum(full * room + last - own, 0.0)
     attention = requests.attention + others * demand.attention_per_token

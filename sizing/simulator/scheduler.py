@@ -22,7 +22,6 @@ from sizing.prediction import Quantiles
 from sizing.simulator.prefix_cache import forget_all, hold, keep, look_up
 from sizing.simulator.state import (
     CANCELLED,
-    CHUNKED,
     GAP_BINS,
     HOLDERS,
     MAX_UTILIZATION,
@@ -30,6 +29,7 @@ from sizing.simulator.state import (
     OUTSIDE,
     PREFILL_FIRST,
     STATIC,
+    WHOLE_PROMPT,
     Engine,
     Requests,
     State,
@@ -807,7 +807,7 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
         if tokens > 0 and prompt_tokens >= room:
             break
         if chunk > room - prompt_tokens and tokens > 0:
-            if engine.policy == CHUNKED:
+            if engine.policy != WHOLE_PROMPT:
                 chunk = room - prompt_tokens
             elif prompt_tokens > 0:
                 break

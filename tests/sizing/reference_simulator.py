@@ -247,13 +247,13 @@ class SlowReplica:
                 break
             if not self._fits(head):
                 break
-            if rule.policy != "chunked" and head.prompt > max(room, 0) and chunks:
+            if rule.policy == "whole_prompt" and head.prompt > max(room, 0) and chunks:
                 break
             self._admit(head)
             if head.prompt == 0:
                 head.first_token_s = self.now_s
                 continue
-            chunks.append((head, min(head.prompt, room) if rule.policy == "chunked" else head.prompt))
+            chunks.append((head, head.prompt if rule.policy == "whole_prompt" else min(head.prompt, room)))
             tokens += chunks[-1][1]
         return chunks
 

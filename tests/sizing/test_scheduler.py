@@ -299,6 +299,18 @@ def test_prompts_that_run_alone_make_a_gap() -> None:
     assert np.isnan(gap_quantiles(0 * mixes, [50])).all()
 
 
+def test_a_prompt_that_the_budget_does_not_hold_is_cut_where_prompts_run_first() -> None:
+    """Three prompts of 3 tokens and a budget of 8: the third gives 2 tokens to the first iteration, for which the others
+    wait as well, and the last in a second one. A prompt of 7 takes two iterations of 4, with no decode step between."""
+    three = [{"at": 0, "isl": 3, "osl": 1}] * 3
+    cut = Replica(COUNT, Batching("prefill_first", token_budget=8))
+    assert times(cut, *three) == [(SERVED, 8, 8), (SERVED, 8, 8), (SERVED, 9, 9)]
+    whole = Replica(COUNT, Batching("whole_prompt", token_budget=8))
+    assert times(whole, *three) == [(SERVED, 6, 6), (SERVED, 6, 6), (SERVED, 9, 9)]
+    small = Replica(CLOCK, Batching("prefill_first", token_budget=4))
+    assert times(small, {"at": 0, "isl": 1, "osl": 2}, {"at": 0.5, "isl": 7}) == [(SERVED, 1, 4), (SERVED, 3, 3)]
+
+
 def test_gaps_of_sequences_that_began_while_others_were_stalled() -> None:
     """A has its first token at 1, B at 2 (alone), C at 3 (alone): their next come at 4, after 3, 2 and 1 seconds."""
     rows = [{"at": at, "osl": 2} for at in (0.0, 0.5, 1.5)]

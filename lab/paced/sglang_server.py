@@ -1,8 +1,9 @@
 """SGLang's OpenAI server with steps as long as a GPU's, run as a program in SGLang's environment with its options.
 
-Scheduler, KV cache, radix cache, sampling, servers and metrics are SGLang's own. A small model is computed in each
-step, all but its attention, which on a CPU is a loop over the sequences: with thirty of them it lasts longer than a
-GPU's step. What remains of the step's time is slept. PACE names the JSON file that `lab.pace` wrote. With overlapped
+Scheduler, KV cache, radix cache, sampling, servers and metrics are SGLang's own. Of the model nothing is computed but
+the logits of each sequence's last token: its layers would take processor time from the server, and their attention, on
+a CPU a loop over the sequences, longer than a GPU's step once there are thirty of them. What remains of the step's time
+is slept. PACE names the JSON file that `lab.pace` wrote. With overlapped
 scheduling SGLang goes on while a step lasts: the next one queues behind it, as in the stream of a GPU. SGLang starts
 its scheduler in a process that runs this file again, so both see the same modules.
 """
@@ -135,23 +136,22 @@ def paced(forward: Callable[..., Any], times: StepTimes, stream: Stream, *, over
     return at_its_pace
 
 
-def no_attention(_backend: object, _query: object, output: Any, *_given: object, **_named: object) -> None:
-    """What stands for the attention of an iteration: zeros, whatever the KV cache holds. The weights are random, so the
-    tokens are as good as any."""
-    output.zero_()
+def embedded(model: Any, input_ids: Any, *_given: object, **_named: object) -> Any:
+    """What stands for the layers of a model: the embeddings of the tokens alone, by which the last of a sequence is
+    followed by another. The weights are random, so these tokens are as good as any."""
+    return model.embed_tokens(input_ids)
 
 
 if __name__ in ("__main__", "__mp_main__"):
     sys.meta_path.append(Absences())
     import torch.cpu
-    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.models.llama import LlamaModel
 
     gpu = Stream()
     torch.cpu.Event = gpu.event
     overlapped = "--disable-overlap-schedule" not in sys.argv
-    TorchNativeAttnBackend._run_sdpa_forward_extend = no_attention
-    TorchNativeAttnBackend._run_sdpa_forward_decode = no_attention
+    LlamaModel.forward = embedded
     ModelRunner.forward = paced(ModelRunner.forward, StepTimes(), gpu, overlapped=overlapped)
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from numpy.random import SeedSequence
 from rich.console import Console
 
 from calibration.errors import ServerError
+from lab.sglang.server import SglangServer
 from sizing import catalog
 from sizing.analyses.verification import measurements
 from sizing.catalog import Layout
@@ -404,6 +405,20 @@ class Times(NamedTuple):
     steal: float
 
 
+class RunsOf:
+    """A store whose runs have one point each, of these verdicts or else an unsteady one."""
+
+    def __init__(self, verdicts: dict[int, str]) -> None:
+        self._verdicts = verdicts
+
+    def points(self, run_id: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(verdict=self._verdicts.get(run_id, "unsteady"))]
+
+
+NO_FILE: Any = None
+NOWHERE = Console(file=io.StringIO())
+
+
 @pytest.mark.parametrize("most_stolen", sorted({one.most_stolen for one in CONFIGURATIONS}))
 @pytest.mark.parametrize("disturbed", [0, 1, TRIES - 1, TRIES])
 def test_a_run_that_lost_processor_time_to_other_machines_is_measured_again(
@@ -420,19 +435,26 @@ def test_a_run_that_lost_processor_time_to_other_machines_is_measured_again(
 
     monkeypatch.setattr(measure_servers, "run", runs)
     monkeypatch.setattr(measure_servers, "psutil", SimpleNamespace(cpu_times=lambda: clock[-1]))
-    file: Any = None
-    store: Any = None
-    console = Console(file=io.StringIO())
+    store = RunsOf({})
     if disturbed == TRIES:
-        with pytest.raises(ServerError, match=rf"more than {most_stolen:.0%} of it {TRIES} times"):
-            undisturbed(file, store, console, most_stolen)
+        with pytest.raises(ServerError, match=f"disturbed each of {TRIES} runs"):
+            undisturbed(NO_FILE, store, NOWHERE, most_stolen)
     else:
-        assert undisturbed(file, store, console, most_stolen) == disturbed + 1
+        assert undisturbed(NO_FILE, store, NOWHERE, most_stolen) == disturbed + 1
 
 
-def test_only_a_server_whose_steps_queue_ahead_may_lose_more() -> None:
-    ahead = [one.server for one in CONFIGURATIONS if one.most_stolen != MOST_STOLEN]
-    assert ahead == ["Qwen/Qwen3-32B, SGLang at the pace of 2 H100, overlapped"]
+@pytest.mark.parametrize("verdict", ["client_limited", "shared"])
+def test_a_run_whose_client_was_late_is_measured_again(verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = iter(range(1, TRIES + 1))
+    monkeypatch.setattr(measure_servers, "run", lambda *_: next(numbers))
+    monkeypatch.setattr(measure_servers, "psutil", SimpleNamespace(cpu_times=lambda: Times(70.0, 30.0, 0.0)))
+    assert undisturbed(NO_FILE, RunsOf({1: verdict, 2: "steady", 3: verdict}), NOWHERE) == 2
+
+
+def test_only_a_server_that_computes_no_model_may_lose_more() -> None:
+    more = [one.engine for one in CONFIGURATIONS if one.most_stolen != MOST_STOLEN]
+    assert set(more) == {SglangServer}
+    assert len(more) == sum(one.engine is SglangServer for one in CONFIGURATIONS)
 
 
 def test_what_others_took_is_a_share_of_what_was_wanted() -> None:

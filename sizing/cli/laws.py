@@ -214,7 +214,8 @@ slot_options = options(
     default="chunked",
     show_default=True,
     help="chunked: parts of prompts run beside decodes. whole_prompt: whole prompts do. prefill_first: prompts run "
-    "alone, the last one cut to fill the budget, then decodes. static: a new batch starts when the last one has finished.",
+    "alone, the last one cut to fill the budget, then decodes. static: a new batch starts when the last one has "
+    "finished.",
 )
 @slot_options
 @click.option(

@@ -300,8 +300,8 @@ def test_prompts_that_run_alone_make_a_gap() -> None:
 
 
 def test_a_prompt_that_the_budget_does_not_hold_is_cut_where_prompts_run_first() -> None:
-    """Three prompts of 3 tokens and a budget of 8: the third gives 2 tokens to the first iteration, for which the others
-    wait as well, and the last in a second one. A prompt of 7 takes two iterations of 4, with no decode step between."""
+    """Three prompts of 3 tokens and a budget of 8: the third gives 2 tokens to the first iteration, for which all
+    wait, and the last in a second one. A prompt of 7 takes two iterations of 4, with no decode step between."""
     three = [{"at": 0, "isl": 3, "osl": 1}] * 3
     cut = Replica(COUNT, Batching("prefill_first", token_budget=8))
     assert times(cut, *three) == [(SERVED, 8, 8), (SERVED, 8, 8), (SERVED, 9, 9)]

@@ -33,6 +33,7 @@ from scipy.optimize import minimize
 from sizing import catalog
 from sizing.catalog import Layout
 from sizing.engine import Batching, Replica, StepLaw
+from sizing.engine_defaults import engine_defaults
 from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.silicon import (
@@ -177,15 +178,17 @@ def rows_of(series: Series) -> list[Row]:
 
 
 def predicted(laws: Sequence[StepLaw], kv_tokens: Sequence[int], points: Sequence[Point]) -> Floats:
-    """ln of METRICS of closed loops by these laws, shape (points, 3); no limit on the batch, which nobody told."""
+    """ln of METRICS of closed loops by these laws, shape (points, 3); the token budget is the engine's own for the GPU,
+    and the batch has no limit, which nobody told."""
     found = []
     for law, kv, point in zip(laws, kv_tokens, points, strict=True):
         users = concurrency(point)
         step_s = law.decode_s(users, users * (point.isl + point.osl / 2))
         rough = replace(point, requests_per_s=users / (point.osl * step_s + law.prefill_alone_s(point.isl)))
         ahead = Server(point.engine, point.gpu, point.precision, "", point.engine_version).lookahead_steps
-        policy = estimated_policy(point.engine)
-        replica = Replica(law, Batching(policy, max(256, users), kv_tokens=kv, lookahead_steps=ahead))
+        policy, memory = estimated_policy(point.engine), catalog.memory_bytes(point.gpu)
+        budget = engine_defaults(point.engine, point.engine_version, point.gpu, memory).token_budgets[0]
+        replica = Replica(law, Batching(policy, max(256, users), budget, kv, lookahead_steps=ahead))
         found.append(Replay(point_runs([rough], BURST), replica).means(replica)[0, 1:3])
     return figures(np.array(found), points)
 

@@ -303,9 +303,9 @@ def test_the_summary_of_the_evidence_says_what_the_table_says() -> None:
     rate, ttft, itl = metrics
     vllm, largest = "random arrivals from closed loops", "largest rate, fit and simulation"
     means, replicas = "largest rate, rule of means", rows["replicas, planned with the true law", "count of replicas"][9]
-    paced = [
-        {row[3]: row[4] for row in table if row[0] == vllm and row[1].startswith(f"{engine} at the pace")}
-        for engine in ("vLLM", "SGLang")
+    servers = [
+        {row[3]: row[4] for row in table if row[0] == vllm and row[1].startswith(server)}
+        for server in ("vLLM at the pace", "SGLang at the pace", "vLLM on an H200")
     ]
     sla = "requests/s under the SLA"
     limits = [f"requests/s under a p95 {metric}" for metric in ("TTFT", "ITL", "E2E")]
@@ -340,7 +340,7 @@ def test_the_summary_of_the_evidence_says_what_the_table_says() -> None:
         *(
             f"mean ITL {of['ITL mean']}, p95 E2E {of['E2E p95']}, TTFT {of['TTFT p50']} (p50) and "
             f"{of['TTFT p95']} (p95) in the median"
-            for of in paced
+            for of in servers
         ),
         "are off by {}, {} and {} in the median (p90 {}, {} and {}),".format(
             *listed([row[4] for row in carried]), *listed([row[5] for row in carried])

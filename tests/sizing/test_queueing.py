@@ -157,6 +157,19 @@ def test_prompts_that_come_are_prompts_served(policy, lengths, budget):
     np.testing.assert_allclose(mean_served, rate * mean_s * demand.prompt_tokens, rtol=1e-5)
 
 
+@pytest.mark.parametrize("utilization", [0.4, 0.7])
+@pytest.mark.parametrize("budget", [512, 4096])
+def test_prompts_that_run_first_are_cut_to_the_budget(budget, utilization):
+    """Prompts of 1,500 tokens take three iterations of 512, or the third of a batch of 4,096 is cut. Taken whole, in
+    three of these cases p95 TTFT by the formula is 10 to 28 % below the simulation's."""
+    engine, lengths = replica("prefill_first", token_budget=budget), Lengths(1500, 64)
+    work = at(utilization, engine, lengths)
+    ttft, seen = predict(engine, work).ttft, simulate(engine, work, requests=20_000, seed=3).ttft_s
+    off = np.array([ttft.p50_s, ttft.p95_s]) / np.percentile(seen, [50, 95]) - 1
+    print(f"budget {budget}, {utilization:.0%} of the stable rate: p50, p95 TTFT off by {np.round(100 * off, 1)} %")
+    assert (np.abs(off) < (0.03, 0.06)).all()
+
+
 @pytest.mark.parametrize(("servers", "rho"), [(1, 0.5), (8, 0.8), (64, 0.9), (256, 0.99)])
 def test_state_law_is_m_m_c(servers, rho):
     """Ratios of P(n) and the chance of waiting of M/M/c; the cut of the tail at 1e-7 shows in the last ratio."""

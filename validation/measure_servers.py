@@ -78,8 +78,8 @@ CHAT, READING, WRITING = Mix(128, 48), Mix(400, 16), Mix(32, 96)
 
 MOST_STOLEN, MOST_STOLEN_UNCOMPUTED, TRIES = 0.01, 0.15, 10
 """Share of its processors' time that other machines on the same host may take from this one while it measures; that of
-a server that computes no model beside a paced GPU, whose levels with a tenth of it taken are those with a hundredth to
-2 %; and how often a level that lost more, or whose client was late, is measured again."""
+a server that computes no model beside a paced GPU: with a tenth of it taken ITL was that of a hundredth to 3 %, TTFT
+to 6 %; and how often a level that lost more, or whose client was late, is measured again."""
 SAME_S, MOST_LATE = 1e-6, 10
 """Times that are the same but for rounding, and warm-up requests that may count as measured."""
 

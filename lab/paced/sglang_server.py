@@ -1,11 +1,11 @@
 """SGLang's OpenAI server with steps as long as a GPU's, run as a program in SGLang's environment with its options.
 
 Scheduler, KV cache, radix cache, sampling, servers and metrics are SGLang's own. Of the model nothing is computed but
-the logits of each sequence's last token: its layers would take processor time from the server, and their attention, on
-a CPU a loop over the sequences, longer than a GPU's step once there are thirty of them. What remains of the step's time
-is slept. PACE names the JSON file that `lab.pace` wrote. With overlapped
-scheduling SGLang goes on while a step lasts: the next one queues behind it, as in the stream of a GPU. SGLang starts
-its scheduler in a process that runs this file again, so both see the same modules.
+the logits of each sequence's last token, from its embedding: the layers would take processor time from the server. On a
+CPU their attention is a loop over the sequences, and with thirty of them lasts longer than a GPU's step. What remains
+of the step's time is slept. PACE names the JSON file that `lab.pace` wrote. With overlapped scheduling SGLang goes on
+while a step lasts: the next one queues behind it, as in the stream of a GPU. SGLang starts its scheduler in a process
+that runs this file again, so both see the same modules.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ much as their mean, *whole prompts* (no chunked prefill), *few slots* (8 sequenc
   by the fitted law and SGLang's own rules: p95 TTFT of nine rounds with prompts of 1,500 tokens came within 2 % in the
   median, where the simulator's was 8 % too short. With a prefix cache p95 TTFT, a tenth of a second, is 5 to 15 % too
   short by these rules as well: while 1 % of the processors' time was taken by others, its rounds at the lowest rate
-  kept to the kernels' pace within 2 %; while up to 15 % was, they took 5 to 22 % longer.
+  kept to the kernels' pace within 2 %; while up to 15 % was, they took 5 to 23 % longer.
 - *A model that was computed beside SGLang took time for itself*: its attention on a CPU is a loop over the sequences,
   17 ms for thirty of them, as long as the GPU's whole step. The overlapped server was measured again without that
   attention, the three other mixes of 1,500 tokens without the model's layers; prompts of 64 and 512 tokens had kept the

@@ -226,6 +226,8 @@ UNLIMITED_KV_TOKENS = 10**9
 """A KV cache of unknown size: practically unlimited."""
 MOST_LOOKAHEAD = 4.0
 """Iterations: engines in use fix one ahead; a number well beyond means that something else makes requests wait."""
+MOST_INTERVAL = 10_000
+"""Decode steps: published commands have 10 to 30."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,9 @@ class Batching:
     busy engine then waits for one more iteration. 0.3: the next iteration is fixed when 30 % of the current one remain.
     An idle engine starts on a request at once, and static batches are formed when the last one is done, regardless of
     this value.
+    `receive_interval_steps` (1 to MOST_INTERVAL): decode steps from one look at newly arrived requests to the next, as
+    SGLang's `--scheduler-recv-interval` sets it. The engine also looks after every iteration with prompts, and when it
+    has nothing to run. A request that it has seen waits for a slot and memory alone; static batches have no interval.
     `prefix_cache`: blocks of `kv_block_tokens` that no request holds are kept, while memory lasts, for the next turn of
     their session (see Sessions; vLLM's blocks have 16 tokens). It requires the KV policy *max_utilization* and a policy
     other than *static*. Requests without a session have a Prefix, which they are set to find or not.
@@ -263,6 +268,7 @@ class Batching:
     max_waiting: int = 0
     padded: bool = True
     lookahead_steps: float = 0.0
+    receive_interval_steps: int = 1
     prefix_cache: bool = False
 
     def __post_init__(self) -> None:
@@ -270,6 +276,10 @@ class Batching:
             raise ScenarioError(
                 "a prefix cache takes the KV policy max_utilization and in-flight batching, got "
                 f"{self.kv_policy} and {self.policy}"
+            )
+        if not 1 <= self.receive_interval_steps <= MOST_INTERVAL:
+            raise ScenarioError(
+                f"receive_interval_steps must be from 1 to {MOST_INTERVAL}, got {self.receive_interval_steps}"
             )
         if not 0 <= self.lookahead_steps <= MOST_LOOKAHEAD:
             raise ScenarioError(f"lookahead_steps must be from 0 to {MOST_LOOKAHEAD:g}, got {self.lookahead_steps:g}")

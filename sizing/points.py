@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sizing.catalog import Layout
-from sizing.engine import MOST_LOOKAHEAD, Policy
+from sizing.engine import MOST_INTERVAL, MOST_LOOKAHEAD, Policy
 from sizing.errors import LONGEST_QUOTE, PointsError, first_fault, quoted
 from sizing.numbers import significant
 from sizing.workload import MOST_TOKENS, Lengths, Prefix
@@ -54,6 +54,7 @@ Latency = Annotated[float, Field(ge=0, le=1e6)]
 PrefixTokens = Annotated[float, Field(ge=0, le=MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Steps = Annotated[float, Field(ge=0, le=MOST_LOOKAHEAD)]
+Interval = Annotated[int, Field(ge=1, le=MOST_INTERVAL)]
 Duration = Annotated[float, Field(gt=0, le=1e9)]
 """Bounds on what a server can do: beyond them a number is a typo or in another unit, and the arithmetic overflows."""
 
@@ -68,7 +69,8 @@ class Point:
     start the prompts share; `prefix_hit`: the share of requests that found them in the server's prefix cache. Unknown
     counts as none. `kv_tokens`: how many tokens the instance's KV cache holds, according to the server. `protocol`: how
     the users of a closed loop started; their warm-up is left out of the figures if they were *staggered*. `policy`,
-    `token_budget` and `lookahead_steps`: how the engine schedules, as far as its server or its owner says so.
+    `token_budget`, `lookahead_steps` and `receive_interval_steps`: how the engine schedules, as far as its server or
+    its owner says so.
     """
 
     model: Text
@@ -121,6 +123,7 @@ class Point:
     policy: KnownPolicy = ""
     token_budget: Count | None = None
     lookahead_steps: Steps | None = None
+    receive_interval_steps: Interval | None = None
 
     @property
     def void(self) -> bool:
@@ -135,7 +138,7 @@ class Point:
     @property
     def scheduling(self) -> Scheduling:
         """What is known of the engine's scheduler."""
-        return Scheduling(self.policy, self.token_budget or None, self.lookahead_steps)
+        return Scheduling(self.policy, self.token_budget or None, self.lookahead_steps, self.receive_interval_steps)
 
     @property
     def lengths(self) -> Lengths:
@@ -206,6 +209,7 @@ class Scheduling(NamedTuple):
     policy: KnownPolicy = ""
     token_budget: int | None = None
     lookahead_steps: float | None = None
+    receive_interval_steps: int | None = None
 
 
 UNSAID = Scheduling()

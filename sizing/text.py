@@ -12,6 +12,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from sizing.deploy.settings import settings_json
+from sizing.engine import Batching
 from sizing.errors import one_line
 from sizing.numbers import gpus, milliseconds, percent, significant
 from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
@@ -608,6 +609,11 @@ def assumptions(question: Question, fleet: Fleet, replayed: bool = False) -> Ite
             f"{'iteration' if batching.lookahead_steps == 1 else 'iterations'} before it starts "
             "(asynchronous scheduling): a request that arrives at a busy replica waits for as many more."
         )
+    if batching.receive_interval_steps > 1:
+        yield (
+            f"The engine looks for new requests every {batching.receive_interval_steps:,} decode steps, after prompts "
+            "and when it is idle: a request that arrives meanwhile waits for its next look."
+        )
     yield "All replicas are identical, and no GPU is throttled or shared."
 
 
@@ -721,10 +727,16 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "gpus_high": fleet.gpus_high,
         "verified_by": fleet.predicted.method,
         "warnings": cautions(fleet.warnings),
-        **({"lookahead_steps": ahead} if (ahead := candidate.replica.batching.lookahead_steps) else {}),
+        **sight_json(candidate.replica.batching),
         "engine_settings": settings_json(candidate, [question.workload], fleet.in_flight),
         **cost_json(question, fleet),
     }
+
+
+def sight_json(batching: Batching) -> dict[str, Any]:
+    """When the engine sees new requests, as far as it is not at every iteration."""
+    usual, names = Batching(), ("lookahead_steps", "receive_interval_steps")
+    return {name: value for name in names if (value := getattr(batching, name)) != getattr(usual, name)}
 
 
 def of_all_json(predicted: Prediction) -> dict[str, float]:
@@ -986,6 +998,10 @@ CAUTIONS: dict[CautionKind, str] = {
     "fitted_lookahead": (
         "{engine} fixes iterations ahead by its defaults; the points are explained better without, so the fit takes it "
         "to be off: give --lookahead-steps if you know it"
+    ),
+    "fitted_interval": (
+        "the points are explained better by an engine that looks for new requests every {steps} decode steps (SGLang's "
+        "--scheduler-recv-interval), so the fit takes it that it does: give --receive-interval-steps if you know it"
     ),
     "fitted_unread": (
         "a single sequence runs faster than batches explain: {unread:%} of the weights' time is saved there"

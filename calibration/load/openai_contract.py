@@ -20,6 +20,7 @@ from calibration.load.http import events
 from calibration.plan import Endpoint
 from calibration.requests.source import PromptRequest
 from calibration.requests.tokens import encoder_of
+from sizing.engine import MOST_INTERVAL
 from sizing.points import Scheduling
 from sizing.workload import MOST_TOKENS
 
@@ -69,18 +70,20 @@ def scheduling_of_sglang(info: Mapping[str, Any]) -> Scheduling:
 
     Prompts run apart, together at most `max_prefill_tokens`, one of them at most `chunked_prefill_size` unless that is
     below 1; with `enable_mixed_chunk` their chunks run beside the decodes. Unless `disable_overlap_schedule` each
-    iteration is fixed while the one before runs.
+    iteration is fixed while the one before runs. New requests are looked for every `scheduler_recv_interval` steps.
 
     >>> scheduling_of_sglang({"chunked_prefill_size": 8192, "enable_mixed_chunk": False, "max_prefill_tokens": 16384})
-    Scheduling(policy='prefill_first', token_budget=8192, lookahead_steps=None)
+    Scheduling(policy='prefill_first', token_budget=8192, lookahead_steps=None, receive_interval_steps=None)
     """
     mixed, serial = info.get("enable_mixed_chunk"), info.get("disable_overlap_schedule")
     chunk, most = info.get("chunked_prefill_size"), info.get("max_prefill_tokens")
+    interval = info.get("scheduler_recv_interval")
     sizes = [size for size in (chunk, most) if type(size) is int and 0 < size <= MOST_TOKENS]
     return Scheduling(
         policy=("prefill_first", "chunked")[mixed] if isinstance(mixed, bool) else "",
         token_budget=min(sizes) if sizes and type(chunk) is int else None,
         lookahead_steps=float(not serial) if isinstance(serial, bool) else None,
+        receive_interval_steps=max(interval, 1) if type(interval) is int and interval <= MOST_INTERVAL else None,
     )
 
 

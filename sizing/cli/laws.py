@@ -14,7 +14,6 @@ from sizing.cli.options import (
     as_json,
     field_option,
     length_options,
-    lookahead_option,
     measurement_options,
     options,
     points_of,
@@ -26,6 +25,8 @@ from sizing.cli.options import (
     session_routing_option,
     sessions_of,
     shape_option,
+    sight_of,
+    sight_options,
     take_shape,
     workload_options,
     write_json,
@@ -61,7 +62,7 @@ deployment_options = options(
 known_options = options(
     click.option("--kv-tokens", type=click.IntRange(1), help="Tokens that fit in the KV cache, if known."),
     click.option("--token-budget", type=click.IntRange(1), help="Tokens per iteration, if known."),
-    lookahead_option(None, "Default: what is known of the engine."),
+    sight_options(told=False),
     click.option(
         "--open-loop/--no-open-loop",
         default=True,
@@ -233,7 +234,7 @@ slot_options = options(
     show_default=True,
     help="Output tokens for which KV cache is reserved, and the longest output; 0: the actual output. Not the OSL.",
 )
-@lookahead_option(0.0)
+@sight_options(told=True)
 @click.option("--queue-timeout", help="Time after which a waiting request is dropped, for instance 5s.")
 @click.option("--cancel", help="Time after which a client cancels its request, for instance 30s.")
 @click.option(
@@ -298,7 +299,7 @@ def simulated_replica(given: dict[str, Any]) -> Replica:
     """The engine that the options of `simulate` describe."""
     slots = (given["policy"], given["max_batch_size"], given["token_budget"])
     batching = Batching(*slots, given["kv_tokens"], given["kv_policy"], given["kv_max_tokens"])
-    batching = replace(batching, lookahead_steps=given["lookahead_steps"])
+    batching = replace(batching, **sight_of(given))
     return Replica(coefficients_of(given), batching, speculation_of(given["speculate"]))
 
 
@@ -341,7 +342,7 @@ def law_of(given: dict[str, Any]) -> Fit:
         tuple(points_of_one_deployment(given)),
         kv_tokens=given["kv_tokens"],
         token_budget=given["token_budget"],
-        lookahead_steps=given["lookahead_steps"],
+        **sight_of(given),
         open_loop=given["open_loop"],
         protocol=protocol_of(given),
     )
@@ -379,7 +380,7 @@ def points_of_one_deployment(given: dict[str, Any]) -> list[Point]:
     show_default=True,
     help="Keep the blocks of past turns for later ones.",
 )
-@lookahead_option(0.0)
+@sight_options(told=True)
 @replicas_option
 @session_routing_option("--routing")
 @click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True, help="Turns to simulate.")
@@ -394,7 +395,7 @@ def sessions_command(json_: bool, replicas: int, routing: Any, requests: int, se
     batching = Batching(
         *("chunked", given["max_batch_size"], given["token_budget"], given["kv_tokens"], "max_utilization"),
         kv_block_tokens=given["block_tokens"],
-        lookahead_steps=given["lookahead_steps"],
+        **sight_of(given),
         prefix_cache=given["prefix_cache"],
     )
     replica = Replica(coefficients_of(given), batching)

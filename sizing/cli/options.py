@@ -19,7 +19,7 @@ from sizing.budget import told, within
 from sizing.candidates import Choice, Found
 from sizing.catalog import Layout
 from sizing.cli.shapes import finite_only
-from sizing.engine import MOST_LOOKAHEAD
+from sizing.engine import MOST_INTERVAL, MOST_LOOKAHEAD, Batching
 from sizing.errors import ScenarioError
 from sizing.fitting import STARTS, Protocol
 from sizing.plans import Candidate, NoFeasiblePlan
@@ -346,15 +346,32 @@ which_options = options(
 )
 
 
-def lookahead_option(default: float | None, unless: str = "") -> Callable[[F], F]:
-    """``--lookahead-steps``; `unless`: what counts where it is not given."""
-    return click.option(
-        "--lookahead-steps",
-        type=click.FloatRange(0, MOST_LOOKAHEAD),
-        default=default,
-        show_default=default is not None,
-        help=f"Iterations that the engine schedules ahead: 1 with asynchronous (overlap) scheduling. {unless}".rstrip(),
+def sight_options(*, told: bool) -> Callable[[F], F]:
+    """When an engine sees new requests, ``--lookahead-steps`` and ``--receive-interval-steps``; where they need not be
+    `told`, what is known of the engine counts."""
+    unless, none = ("", Batching()) if told else (" Default: what is known of the engine.", None)
+    return options(
+        click.option(
+            "--lookahead-steps",
+            type=click.FloatRange(0, MOST_LOOKAHEAD),
+            default=none and none.lookahead_steps,
+            show_default=told,
+            help=f"Iterations that the engine schedules ahead: 1 with asynchronous (overlap) scheduling.{unless}",
+        ),
+        click.option(
+            "--receive-interval-steps",
+            type=click.IntRange(1, MOST_INTERVAL),
+            default=none and none.receive_interval_steps,
+            show_default=told,
+            help=f"Decode steps from one look at new requests to the next: SGLang's --scheduler-recv-interval.{unless}",
+        ),
     )
+
+
+def sight_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of Batching that `sight_options` give."""
+    names = "lookahead_steps", "receive_interval_steps"
+    return {name: given[name] for name in names if given[name] is not None}
 
 
 choice_options = options(
@@ -366,7 +383,7 @@ choice_options = options(
         show_default=True,
         help="Output tokens for which the engine reserves KV cache per request; 0: the actual output.",
     ),
-    lookahead_option(None, "Default: what is known of the engine."),
+    sight_options(told=False),
 )
 
 
@@ -396,14 +413,14 @@ def protocol_of(given: dict[str, Any]) -> Protocol:
 
 def configured(candidates: Sequence[Candidate], given: dict[str, Any], osl: float) -> list[Candidate]:
     """The candidates with engines that are set as `choice_options` say: they reserve memory for so many output tokens
-    a request, and look so many iterations ahead.
+    a request, look so many iterations ahead and for new requests so often.
 
     ScenarioError where the tokens are fewer than `osl`, the mean request's.
     """
-    most, ahead = given["max_tokens"], given["lookahead_steps"]
+    most = given["max_tokens"]
     if most < 0 or 0 < most < osl:
         raise ScenarioError(f"--max-tokens must be 0, or at least OSL ({osl:g} tokens), got {most}")
-    settings = ({"max_tokens": most} if most else {}) | ({} if ahead is None else {"lookahead_steps": ahead})
+    settings = ({"max_tokens": most} if most else {}) | sight_of(given)
     if not settings:
         return list(candidates)
     return [

@@ -22,7 +22,16 @@ from sizing.plans import Cost, Fleet, Rejection, cost_at
 from sizing.points import Point
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.text import Extras, cautions, fleet_json, of_all_json, question_json, rejection_json, verification_json
+from sizing.text import (
+    Extras,
+    cautions,
+    fleet_json,
+    of_all_json,
+    question_json,
+    rejection_json,
+    sight_json,
+    verification_json,
+)
 from sizing.trace import dispersion
 
 if TYPE_CHECKING:
@@ -54,7 +63,7 @@ def fit_json(fitted: Fit) -> dict[str, Any]:
     return {
         "deployment": fitted.deployment._asdict(),
         "policy": fitted.batching.policy,
-        **({"lookahead_steps": ahead} if (ahead := fitted.batching.lookahead_steps) else {}),
+        **sight_json(fitted.batching),
         "coefficients": {
             name: dict(
                 zip(("value_s", "low_s", "high_s"), (getattr(fitted.law, name), *fitted.interval(name)), strict=True)

@@ -439,7 +439,9 @@ def print_fit(fitted: Fit) -> None:
     packed = "" if fitted.batching.padded else ", prompts packed"
     steps = fitted.batching.lookahead_steps
     ahead = f", looks {significant(steps)} {'iteration' if steps == 1 else 'iterations'} ahead" if steps else ""
-    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}{packed}{ahead}")
+    interval = fitted.batching.receive_interval_steps
+    looks = f", looks for new requests every {interval} decode steps" if interval > 1 else ""
+    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}{packed}{ahead}{looks}")
     table = Table("coefficient", "value", "90 % interval")
     for name in fitted.names:
         low, high = fitted.interval(name)

@@ -60,6 +60,11 @@ def _notes(pool: Pool, engine: str) -> Iterator[str]:
         yield "simulated without a prefix cache, so it is off; on, it can only find what the plan did not count on"
     if settings.lookahead_steps == 0:
         yield "simulated with a scheduler that waits for each iteration; the engine's own scheduling is left as it is"
+    if settings.receive_interval_steps > 1 and engine != "sglang":
+        yield (
+            f"simulated with a look at new requests every {settings.receive_interval_steps} decode steps, for which "
+            f"{title} has no setting: it looks more often"
+        )
     if settings.draft_tokens:
         yield (
             f"simulated with speculative decoding of {settings.draft_tokens} draft tokens: add the draft model, which "
@@ -160,6 +165,7 @@ def _sglang(pool: Pool) -> Told:
             "--chunked-prefill-size": budget if chunked else -1,
             "--max-prefill-tokens": settings.token_budget,
             "--enable-mixed-chunk": settings.policy == "chunked",
+            "--scheduler-recv-interval": interval if (interval := settings.receive_interval_steps) > 1 else None,
             "--max-total-tokens": None if settings.kv_bytes_per_gpu else settings.kv_tokens,
             "--mem-fraction-static": settings.memory_share if settings.memory_of == "all" else None,
             "--disable-radix-cache": not settings.prefix_cache,

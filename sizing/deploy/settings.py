@@ -69,6 +69,7 @@ class EngineSettings:
     lookahead_steps: Annotated[float, Field(ge=0)]
     draft_tokens: Annotated[int, Field(ge=0)]
     in_flight: Annotated[float, Field(gt=0)] | None
+    receive_interval_steps: _Count = 1
 
 
 def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flight: float) -> EngineSettings:
@@ -102,6 +103,7 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
         lookahead_steps=batching.lookahead_steps,
         draft_tokens=speculation.draft_tokens if speculation else 0,
         in_flight=in_flight if math.isfinite(in_flight) and in_flight > 0 else None,
+        receive_interval_steps=batching.receive_interval_steps,
     )
 
 

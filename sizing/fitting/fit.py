@@ -54,7 +54,7 @@ from sizing.fitting.parameters import LawError
 from sizing.fitting.result import CoveredRange, Distrust, Fit, PointError, Unknown
 from sizing.fitting.search import APART, BESIDE_KERNELS, KERNEL_TIMED, LITTLE, Known, Trial, best_trial, is_timed
 from sizing.numbers import Floats
-from sizing.points import STARTS, UNTOLD, Deployment, Point, Protocol, Scheduling, same_isl
+from sizing.points import STARTS, UNSAID, UNTOLD, Deployment, Point, Protocol, Scheduling, same_isl
 from sizing.prediction import Caution
 
 # --- Which coefficients the points determine and which they do not, and the measurement that would
@@ -123,6 +123,7 @@ def fit(
     kv_tokens: int | None = None,
     token_budget: int | None = None,
     lookahead_steps: float | None = None,
+    receive_interval_steps: int | None = None,
     open_loop: bool = True,
     protocol: Protocol = UNTOLD,
 ) -> Fit:
@@ -131,11 +132,11 @@ def fit(
 
     `prior`: a law from elsewhere to lean on; unless told otherwise the day-zero law of model and GPU, where the
     catalogue has both. `batching`: the engine's, when it is known; otherwise the policy is chosen by residual and the
-    batch limit taken from the points, `kv_tokens` from the caller or else the points, and so are `token_budget` and
-    `lookahead_steps`; where nobody tells, the latter is what is known of the engine, or 0 where that explains the
-    points better. `protocol`: how the points were measured; where it says nothing of the start, what the points say
-    counts if they agree. A KV cache of unknown size is fitted where it seems to limit the batch; else it is as large as
-    estimated, unless the points held that much already.
+    batch limit taken from the points, `kv_tokens` from the caller or else the points, and so are `token_budget`,
+    `lookahead_steps` and `receive_interval_steps`; where nobody tells, they are what is known of the engine, or what
+    explains the points better: no look-ahead, or an interval that people set. `protocol`: how the points were measured;
+    where it says nothing of the start, what the points say counts if they agree. A KV cache of unknown size is fitted
+    where it seems to limit the batch; else it is as large as estimated, unless the points held that much already.
     Points of one load level scale the law that they lean on, and say nothing of its shape.
     Raises FitError without points to fit, with several deployments, or with one load level and no law to scale.
     """
@@ -160,7 +161,7 @@ def fit(
         )
         if kv_tokens is None and one_level and told is not None:
             kv_tokens = _kv_tokens(told, chosen)
-    scheduling = _told_scheduling(chosen, token_budget, lookahead_steps)
+    scheduling = _told_scheduling(chosen, Scheduling("", token_budget, lookahead_steps, receive_interval_steps))
     rules = _candidates(chosen, batching, kv_tokens, scheduling)
     if kv_tokens is None and batching is None and told is not None:
         rules = _within_memory(rules, told, chosen)
@@ -170,7 +171,9 @@ def fit(
         prior = prior.with_values(prefill_s=BESIDE_KERNELS * prior.prefill_s)
     assumed = batching is None and scheduling.lookahead_steps is None and rules[0].lookahead_steps > 0
     seen = _with_budget_seen(rules, chosen) if batching is None and scheduling.token_budget is None else ()
-    known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error, assumed, seen)
+    untold = batching is None and scheduling.receive_interval_steps is None
+    intervals = defaults_of(chosen[0]).receive_intervals if untold else ()
+    known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error, assumed, intervals, seen)
     found = _fitted(Observed(chosen, protocol=told_by(chosen, protocol)), known)
     return replace(found, warnings=(*found.warnings, *_fell_behind(points, open_loop)))
 
@@ -231,15 +234,14 @@ REFUTED = 1.15
 """What the sequences of a level held or were, by Little's law, over a limit that is told, from which it is not true."""
 
 
-def _told_scheduling(points: Sequence[Point], token_budget: int | None, lookahead_steps: float | None) -> Scheduling:
+def _told_scheduling(points: Sequence[Point], by_caller: Scheduling) -> Scheduling:
     """What the caller tells, else all points alike: only that is binding."""
-    told, said = [point.scheduling for point in points], points[0].batching.strip().lower()
-    (policy, *others), (budget, *budgets), (steps, *all_steps) = zip(*told, strict=True)
-    return Scheduling(
-        next((each for each in POLICIES if each == said), policy if set(others) <= {policy} else ""),
-        token_budget or (budget if set(budgets) <= {budget} else None),
-        lookahead_steps if lookahead_steps is not None else steps if set(all_steps) <= {steps} else None,
-    )
+    said = points[0].batching.strip().lower()
+    of_all = zip(*(point.scheduling for point in points), strict=True)
+    alike = {name: each[0] for name, each in zip(Scheduling._fields, of_all, strict=True) if len(set(each)) == 1}
+    by_caller_too = {name: value for name, value in by_caller._asdict().items() if value not in ("", None)}
+    policy = next((each for each in POLICIES if each == said), alike.get("policy", ""))
+    return Scheduling(**{**alike, "policy": policy, **by_caller_too})
 
 
 def _told_kv_tokens(points: Sequence[Point]) -> set[int]:
@@ -293,7 +295,7 @@ def fit_trace(
             f"a trace of {known} requests in {chunks} groups: give ten requests per group or more, with TTFT"
         )
     points = trace_points(trace, deployment, chunks)
-    rules = _candidates(points, batching, None, _told_scheduling(points, None, None))
+    rules = _candidates(points, batching, None, _told_scheduling(points, UNSAID))
     kv_known = batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS
     shares = unread_shares(deployment.model)
     return _fitted(Observed(points, trace), Known(rules, _of_shape(prior, shares), kv_known, shares is not None))
@@ -407,7 +409,7 @@ def _candidates(
 ) -> tuple[Batching, ...]:
     if batching is not None:
         return (batching,)
-    told_policy, told_budget, told_steps = scheduling
+    told_policy, told_budget, told_steps, told_interval = scheduling
     policies: tuple[Policy, ...] = (told_policy,) if told_policy else ("chunked", "prefill_first", "whole_prompt")
     decoding_most = max(decoding(point) for point in points)
     busy = max(busiest(points), math.ceil(decoding_most))
@@ -425,6 +427,7 @@ def _candidates(
         kv_policy=defaults.kv_policy,
         kv_block_tokens=defaults.kv_block_tokens,
         lookahead_steps=defaults.lookahead_steps if told_steps is None else told_steps,
+        receive_interval_steps=told_interval or 1,
     )
     rules = tuple(
         replace(base, policy=policy, max_batch_size=limit, token_budget=budget)
@@ -545,6 +548,8 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
         yield Caution("fitted_budget", {"token_budget": budget})
     if known.lookahead_assumed and not best.replica.batching.lookahead_steps:
         yield Caution("fitted_lookahead", {"engine": points[0].engine})
+    if (steps := best.replica.batching.receive_interval_steps) in known.intervals:
+        yield Caution("fitted_interval", {"steps": steps})
     if "unread" in best.parameters.names:
         law = best.replica.law
         yield (

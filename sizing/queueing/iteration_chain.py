@@ -88,6 +88,8 @@ def prefill_room(replica: Replica, demand: Demand, batch: Floats) -> Floats:
 
 
 SINGLE = Groups()
+EARLY_ROUNDS = 3
+"""Until the mean duration of prompts is that of the law that it leads to."""
 WHILE_FULL = 0.8
 """Of the tokens that a full iteration serves, those that may come in it for the attention of one long prompt: with 0.8,
 p95 TTFT of prompts with a cv of 0.5 to 1 is within 4 % of the simulation's up to 45 % of the stable rate and 20 % from
@@ -101,30 +103,34 @@ LONGEST_SPAN = 3.0
 class Iterations:
     """Stationary iterations for each decode batch of a grid; arrays are (grid, states) unless noted.
 
-    `batch` (grid,): sequences that decode. `probability`: of q quanta waiting at an iteration boundary.
-    `duration_s`: of the iteration that follows. `left_tokens`: prompt tokens it cannot serve. `room_tokens` (grid,):
-    prompt tokens one iteration takes. `itl_s` (grid,): mean time between two tokens of a running sequence.
+    `batch` (grid,): sequences that decode. `probability`: of q quanta waiting when the engine looks for new requests,
+    at each iteration boundary unless it has a receive interval. `duration_s`: of the iteration that follows, and
+    `look_s` up to the next look. `share`: of all iterations, those with q quanta. `left_tokens`: prompt tokens an
+    iteration cannot serve. `room_tokens` (grid,): prompt tokens one takes. `itl_s` (grid,): mean time between two
+    tokens of a running sequence.
     """
 
     batch: Floats
     probability: Floats
     duration_s: Floats
+    look_s: Floats
+    share: Floats
     left_tokens: Floats
     room_tokens: Floats
     itl_s: Floats
 
-    @property
-    def running_s(self) -> Floats:
-        """`duration_s`, with none of an idle engine, which waits for the next request."""
+    def running_s(self, seconds: Floats) -> Floats:
+        """`duration_s` or `look_s` with none of an idle engine, which waits for the next request."""
         if self.batch[0] > 0:
-            return self.duration_s
-        running_s = self.duration_s.copy()
+            return seconds
+        running_s = seconds.copy()
         running_s[0, 0] = 0.0
         return running_s
 
     def seen_by_arrivals(self) -> Floats:
-        """Cumulative law, per row, of the iteration in progress at a random instant: probability x duration (PASTA)."""
-        share = self.probability * self.duration_s
+        """Cumulative law, per row, of the iteration in progress at a random instant, with the decode steps after it
+        up to the next look: probability x their time (PASTA)."""
+        share = self.probability * self.look_s
         return np.asarray(np.cumsum(share, axis=1) / share.sum(axis=1, keepdims=True))
 
 
@@ -135,42 +141,57 @@ def open_iterations(
 
     An idle engine (d = 0, q = 0) waits for the next group, then starts on it.
     """
-    states = _States.of(replica, demand, batch, groups, rate_per_s)
-    duration = states.duration_s.copy()
+    rule = replica.batching
+    states = _States.of(replica, demand, batch, groups, rate_per_s, rule.receive_interval_steps)
     groups_per_s = rate_per_s / groups.mean
-    arriving = states.arrivals(groups_per_s * duration)
+    if looks_early(rule):
+        return states.solve_early(rule, groups_per_s)
+    duration, look_s = states.duration_s.copy(), states.duration_s.copy()
+    look_s[:, 0] *= rule.receive_interval_steps
+    arriving = states.arrivals(groups_per_s * look_s)
     if batch[0] == 0:
-        duration[0, 0] = 1 / groups_per_s
+        duration[0, 0] = look_s[0, 0] = 1 / groups_per_s
         arriving[0, 0] = np.arange(arriving.shape[2]) == 1
-    return states.solve(replica.batching, arriving, duration)
+    return states.solve(rule, arriving, duration, look_s, rule.receive_interval_steps)
+
+
+def looks_early(rule: Batching) -> bool:
+    """True if the engine has looked for the requests of an iteration, and will not for those of the next few, before
+    the prompts of the one in progress are done: a receive interval with look-ahead of about a step."""
+    return rule.receive_interval_steps > 1 and rule.lookahead_steps >= 0.5
 
 
 def closed_iterations(replica: Replica, demand: Demand, batch: Floats) -> Iterations:
     """Iterations of a saturated engine: every finished request is replaced at once.
 
-    Each decode step of d sequences finishes d / E[s] of them on average, taken as Poisson; as many prompts come.
+    Each decode step of d sequences finishes d / E[s] of them on average, taken as Poisson; as many prompts come, which
+    the engine saw long before.
     """
     states = _States.of(replica, demand, batch, SINGLE, 0.0)
     finishing = np.repeat((batch / demand.decode_steps)[:, None], states.duration_s.shape[1], axis=1)
     if replica.batching.policy == "prefill_first":
         finishing[:, 1:] = 0.0  # no sequence decodes, so none finishes, while prompts run
-    return states.solve(replica.batching, states.arrivals(finishing), states.duration_s)
+    return states.solve(replica.batching, states.arrivals(finishing), states.duration_s, states.duration_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """The state space: q = 0 .. Q-1 quanta of prompt tokens, for every decode batch of the grid."""
+    """The state space: q = 0 .. Q-1 quanta of prompt tokens, for every decode batch of the grid. `one_prompt`: the
+    mean prompt in quanta."""
 
     batch: Floats
     room_tokens: Floats
     quantum: float
+    one_prompt: float
     duration_s: Floats
     quanta_of_groups: Floats
 
     @classmethod
-    def of(cls, replica: Replica, demand: Demand, batch: Floats, groups: Groups, rate_per_s: float) -> _States:
+    def of(
+        cls, replica: Replica, demand: Demand, batch: Floats, groups: Groups, rate_per_s: float, steps: int = 1
+    ) -> _States:
         room = prefill_room(replica, demand, batch)
-        quantum, count = _quantum(demand, float(room.min()), float(batch[-1]), groups.mean)
+        quantum, count = _quantum(demand, float(room.min()), steps * float(batch[-1]), groups.mean)
         waiting: Floats = quantum * np.arange(count, dtype=float)
         served = np.minimum(waiting, room[:, None])
         prompts = int(count * quantum / demand.prompt_tokens) + 2
@@ -179,7 +200,7 @@ class _States:
         seconds = iteration_s(replica, demand, batch[:, None], served, served * per_token)
         if groups.mean > 1:
             law = groups.sums(int(prompts / groups.mean) + 2, prompts) @ law
-        return cls(batch, room, quantum, seconds, law)
+        return cls(batch, room, quantum, demand.prompt_tokens / quantum, seconds, law)
 
     def arrivals(self, groups: Floats) -> Floats:
         """P(k groups arrive) in each state, shape (grid, Q, K), for Poisson counts with means `groups` (grid, Q).
@@ -193,11 +214,14 @@ class _States:
         chance[..., -1] += np.maximum(0.0, 1 - chance.sum(axis=-1))
         return np.asarray(chance)
 
-    def solve(self, rule: Batching, arriving: Floats, duration_s: Floats) -> Iterations:
+    def solve(
+        self, rule: Batching, arriving: Floats, duration_s: Floats, look_s: Floats, steps_to_look: int = 1
+    ) -> Iterations:
         """Stationary law of: next waiting = (waiting - room)+ + the quanta of the groups that arrive, see `arrivals`.
 
         Overflow stays in the last state. If an iteration drains the queue, the next state
-        depends only on how many groups arrive, so a smaller chain suffices.
+        depends only on how many groups arrive, so a smaller chain suffices. From look to look pass `look_s` seconds,
+        `steps_to_look` decode steps where nothing waits.
         """
         left = np.maximum(0.0, np.arange(duration_s.shape[1]) - self.room_tokens[:, None] / self.quantum)
         quanta = self.quanta_of_groups[: arriving.shape[2]]
@@ -205,12 +229,57 @@ class _States:
             probability = _stationary(_shifted(arriving @ quanta, left))
         else:
             probability = _stationary(quanta @ arriving) @ quanta
-        mean_s = (probability * duration_s).sum(axis=1)
-        decodes = probability[:, 0] if rule.policy == "prefill_first" else 1.0
+        return self._found(rule, probability, duration_s, look_s, steps_to_look)
+
+    def solve_early(self, rule: Batching, groups_per_s: float) -> Iterations:
+        """The same for open iterations of an engine that `looks_early`, in twice as many states: the look comes while a
+        decode step runs, or while prompts do.
+
+        What it finds runs next; if it finds nothing, the next look is an interval away. Prompts in progress have the
+        mean duration of all, which follows from the law itself.
+        """
+        count, interval = self.duration_s.shape[1], rule.receive_interval_steps
+        step_s, waiting = self.duration_s[:, :1], np.arange(count)
+        duration_s = np.tile(self.duration_s, 2)
+        left = np.maximum(0.0, waiting - self.room_tokens[:, None] / self.quantum)
+        prompts_s = self.duration_s[:, min(round(self.one_prompt), count - 1), None]
+        for _ in range(EARLY_ROUNDS):
+            rest_s = np.where(waiting > 0, 0.0, (interval - 1) * step_s)
+            look_s = np.hstack([step_s + rest_s, prompts_s + rest_s])
+            arriving = self.arrivals(groups_per_s * look_s)
+            if self.batch[0] == 0:
+                duration_s[0, 0] = look_s[0, 0] = 1 / groups_per_s
+                arriving[0, 0] = np.arange(arriving.shape[2]) == 1
+            law = arriving @ self.quanta_of_groups[: arriving.shape[2]]
+            of_steps, of_prompts = (_shifted(half, left) for half in (law[:, :count], law[:, count:]))
+            # Watched only while prompts run (x P = x holds for a part of the states; Kemeny & Snell 1960, section 6.1):
+            # having found nothing then, the engine comes to looks during decode steps, until one finds something.
+            nothing = of_prompts[:, 0, 0] / np.maximum(1 - of_steps[:, 0, 0], 1e-12)
+            visits = of_prompts[:, 0] + nothing[:, None] * of_steps[:, 0]
+            of_prompts[:, 0] = np.einsum("dq,dqr->dr", visits[:, 1:], of_steps[:, 1:])
+            late = _stationary(of_prompts)
+            probability = np.hstack([late[:, :1] * visits, late])
+            probability /= probability.sum(axis=1, keepdims=True)
+            prompts = probability * np.tile(waiting > 0, 2)
+            prompts_s = (prompts * duration_s).sum(axis=1, keepdims=True) / prompts.sum(axis=1, keepdims=True)
+        return self._found(rule, probability, duration_s, look_s, interval)
+
+    def _found(
+        self, rule: Batching, probability: Floats, duration_s: Floats, look_s: Floats, steps_to_look: int
+    ) -> Iterations:
+        """What the law of the states at looks says of iterations."""
+        waiting = np.tile(np.arange(self.duration_s.shape[1]), probability.shape[1] // self.duration_s.shape[1])
+        left = np.maximum(0.0, waiting - self.room_tokens[:, None] / self.quantum)
+        share = probability * np.where(waiting == 0, steps_to_look, 1)
+        share = probability * np.where(waiting == 0, steps_to_look, 1)
+        share /= share.sum(axis=1, keepdims=True)
+        mean_s = (share * duration_s).sum(axis=1)
+        decodes = share[:, waiting == 0].sum(axis=1) if rule.policy == "prefill_first" else 1.0
         itl = mean_s / np.maximum(decodes, 1e-9)
         if self.batch[0] == 0 and len(self.batch) > 1:
             itl[0] = itl[1]
-        return Iterations(self.batch, probability, duration_s, left * self.quantum, self.room_tokens, itl)
+        left = left * self.quantum
+        return Iterations(self.batch, probability, duration_s, look_s, share, left, self.room_tokens, itl)
 
 
 def _quantum(demand: Demand, room: float, batch: float, group: float) -> tuple[float, int]:

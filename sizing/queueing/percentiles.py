@@ -188,7 +188,7 @@ def steady_state(
         near = open_iterations(replica, demand, grid, near_per_s)
     first, stalled = stream.excess_within(prompt_s), 0.0
     if demand.decode_steps > 0:
-        iterations = in_company(iterations, replica, demand, stream, prompt_s)
+        iterations = in_company(between_looks(iterations, replica, demand), replica, demand, stream, prompt_s)
         settled = np.array([settled_batch(flow_equivalent_rates(iterations, demand, most), rate)])
         step_s = iteration_s(replica, demand, settled, 0 * settled, 0 * settled)
         stalled = float(stalled_share(step_s, np.interp(settled, iterations.batch, iterations.itl_s))[0])
@@ -220,6 +220,17 @@ def with_full_slots(iterations: Iterations, replica: Replica, demand: Demand, st
     itl = iterations.itl_s.copy()
     itl[-1] = min(itl[-1], iterations.batch[-1] / (demand.decode_steps * stable_per_s))
     return dataclasses.replace(iterations, itl_s=itl)
+
+
+def between_looks(iterations: Iterations, replica: Replica, demand: Demand) -> Iterations:
+    """ITL(d) of requests that start where the engine has looked for others: the next look is a whole interval away, so
+    that they meet half a look less than as many steps elsewhere."""
+    missed = (replica.batching.receive_interval_steps - 1) / 2
+    if missed == 0:
+        return iterations
+    step_s = iteration_s(replica, demand, iterations.batch, 0 * iterations.batch, 0 * iterations.batch)
+    met = 1 - min(missed / demand.decode_steps, 1.0)
+    return dataclasses.replace(iterations, itl_s=step_s + met * (iterations.itl_s - step_s))
 
 
 def in_company(

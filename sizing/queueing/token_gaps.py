@@ -135,7 +135,9 @@ def _at_any_time(scene: Scene, points: Points) -> Floats:
     running = _running(scene, points.state)
     decode_s = _decode_s(scene, running, points)
     if scene.replica.batching.policy == "prefill_first":
-        return decode_s + _prompts_alone_s(scene, decode_s, np.zeros_like(decode_s))
+        interval = scene.replica.batching.receive_interval_steps
+        looks = points.iteration * interval < 1  # prompts of several steps run after the last of them
+        return decode_s + _prompts_alone_s(scene, looks * interval * decode_s, np.zeros_like(decode_s))
     return decode_s + _added_by_prompts_s(scene, running, points)
 
 
@@ -146,7 +148,7 @@ def _added_by_prompts_s(scene: Scene, running: Floats, points: Points) -> Floats
     grid = np.arange(float(len(chain.batch)))
     row = np.minimum((np.interp(running, chain.batch, grid) + points.row).astype(np.int64), len(grid) - 1)
     row = np.maximum(row, least)
-    place = places_in_rows(np.cumsum(chain.probability, axis=1), row, points.iteration)
+    place = places_in_rows(np.cumsum(chain.share, axis=1), row, points.iteration)
     added = chain.duration_s - chain.duration_s[:, :1]
     return np.asarray(added.ravel()[place])
 

@@ -50,6 +50,7 @@ from sizing.simulator.waiting import (
     forget_line,
     hold_prefix,
     let_prefix_go,
+    look,
     memory_when_admitted,
     overflows,
     own_prompt_tokens,
@@ -791,11 +792,13 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
     if engine.policy != PREFILL_FIRST:
         room -= state.running * engine.lane_tokens
     prompt_tokens, attention = 0, 0.0
+    if engine.overlooks > 0:
+        look(engine, state)
     if state.prefilling != NOBODY and room > 0:
         prompt_tokens, attention = continue_prompt(state, work, requests, room)
     while state.waiting > 0 and state.admitted < engine.max_batch_size and not short:
         request = first_in_line(work, requests)
-        if engine.lookahead_steps > 0:
+        if engine.overlooks > 0:
             request = first_seen(state, work, requests)
             if request == NOBODY:
                 break
@@ -922,6 +925,7 @@ def prefill_iteration(
         state.stalled = int(state.running > 0)
         if state.next_cancel_s < state.clock_s:
             cancel(engine, state, work, requests, False)
+    state.looked = state.formed + 1
     for place in range(state.joining):
         start_decoding(engine, state, work, requests, work.joining[place])
     if engine.policy == STATIC and state.running > 0:
@@ -940,8 +944,8 @@ def decode_stretch(engine: Engine, state: State, work: Workspace, requests: Requ
         steps = 1
     else:
         steps = steps_ahead(engine, state, work)
-        if engine.lookahead_steps > 0 and state.waiting > 0:
-            steps = min(steps, steps_unseen(state, work, requests))
+        if engine.overlooks > 0 and state.waiting > 0:
+            steps = min(steps, steps_unseen(engine, state, work, requests))
         until_s = min(until_s, state.next_cancel_s, state.next_sample_s)
         if state.waiting > 0:
             until_s = min(until_s, state.next_deadline_s)
@@ -956,8 +960,8 @@ def decode_stretch(engine: Engine, state: State, work: Workspace, requests: Requ
 
 @compiled
 def note_formed(engine: Engine, state: State, iterations: int, last_s: float) -> None:
-    """For look-ahead: count iterations, the last of which takes `last_s` seconds and ends at `clock_s`."""
-    if engine.lookahead_steps > 0:
+    """For engines that overlook: count iterations, the last of which takes `last_s` seconds and ends at `clock_s`."""
+    if engine.overlooks > 0:
         state.formed += iterations
         state.formed_s = last_s
 

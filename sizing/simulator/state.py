@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from sizing.compiled import compiled
-from sizing.engine import BEND_KNOTS, KV_POLICIES, POLICIES, Replica, Speculation
+from sizing.engine import BEND_KNOTS, KV_POLICIES, POLICIES, Batching, Replica, Speculation
 from sizing.errors import ScenarioError
 from sizing.workload import Seconds, Tokens
 
@@ -129,6 +129,8 @@ class Engine:
     by_priority: int  # 1 if requests have different priorities, by which they are then paused
     shared_tokens: int  # whole blocks that the prompts of all sessions begin with, held once and not in `kv_tokens`
     lookahead_steps: float  # 0 for static batches
+    receive_interval_steps: int  # 1 for static batches
+    overlooks: int  # 1 if look-ahead or that interval may keep a request that waits from the next iteration
     lane_tokens: int  # tokens a decode step puts through the matrix products for each sequence
     draft_pass_s: float
     draft_sequence_s: float
@@ -161,7 +163,7 @@ class Request:
     outside_s: float  # time it pays outside the iterations, known from its first token on
     token_s: float  # when its prompt was complete, or its last token before a pause
     deadline_s: float  # its key in the heap of deadlines of the line; inf: not in that heap
-    seen_from: int  # with look-ahead: the first iteration, by number, whose contents were open when it arrived
+    seen_from: int  # if engines overlook: the first iteration, by number, whose contents were open when it arrived
     isl: Count
     osl: Count
     cached_tokens: Count  # of the prompt, found in the prefix cache; isl: prefilled elsewhere, its first token is out
@@ -186,8 +188,9 @@ class State:
 
     clock_s: float  # end of the iteration formed last, start of the next
     decode_step: int  # decode steps done since the start
-    formed: int  # with look-ahead: iterations formed since the start; the last of them ends at clock_s
+    formed: int  # if engines overlook: iterations formed since the start; the last of them ends at clock_s
     formed_s: float  # how long that one takes
+    looked: int  # the iteration before which the engine last looked at what had arrived, as far as it matters
     sent_s: float  # where sending tokens takes time: until when they are counted
     sent_per_s: float  # tokens/s that running sequences had lately
     woken: int  # iterations formed when it last had nothing to do
@@ -247,7 +250,7 @@ def engine_of(replica: Replica, shared_tokens: int = 0, *, by_priority: bool = F
         *(POLICIES.index(rule.policy), rule.max_batch_size, rule.token_budget, rule.kv_tokens - shared_tokens),
         *(KV_POLICIES.index(rule.kv_policy), rule.max_tokens, rule.kv_block_tokens, rule.max_waiting, rule.padded),
         *(rule.prefix_cache, by_priority, shared_tokens),
-        0.0 if rule.policy == "static" else rule.lookahead_steps,
+        *((0.0, 1, 0) if rule.policy == "static" else _sight(rule)),
         *_speculation_values(replica.speculation),
         *(rough.padding, rough.knee, rough.jitter),
         *((1, *map(tuple, law.bend.tables)) if law.bend.sequences else (0, NO_BEND, NO_BEND)),
@@ -255,6 +258,12 @@ def engine_of(replica: Replica, shared_tokens: int = 0, *, by_priority: bool = F
     record: Any = np.array(values, _ENGINE)[()]
     engine: Engine = record
     return engine
+
+
+def _sight(rule: Batching) -> tuple[float, int, int]:
+    """`lookahead_steps`, `receive_interval_steps` and `overlooks` of in-flight batching."""
+    ahead, interval = rule.lookahead_steps, rule.receive_interval_steps
+    return ahead, interval, ahead > 0 or interval > 1
 
 
 def engines_of(replicas: Sequence[Replica], *, by_priority: bool = False) -> NDArray[Any]:

@@ -246,7 +246,7 @@ def enqueue(engine: Engine, state: State, work: Workspace, requests: Requests, r
         return False
     requests[request].outcome = SERVED
     requests[request].stage = WAITING
-    if engine.lookahead_steps > 0:
+    if engine.overlooks > 0:
         requests[request].seen_from = first_open(engine, state, time_s)
     requests[request].generated = 0
     requests[request].done_steps = 0
@@ -315,25 +315,40 @@ def first_of(work: Workspace, requests: Requests, line: int) -> int:
 
 
 @compiled_apart
+def look(engine: Engine, state: State) -> None:
+    """Before an iteration is formed: note the last one that began with a look at what had arrived.
+
+    Iterations since then were decode steps, of which each `receive_interval_steps`th begins so; with nothing to run
+    the engine does little else."""
+    coming, interval = state.formed + 1, engine.receive_interval_steps
+    if state.admitted == 0:
+        state.looked = coming
+    else:
+        state.looked += (coming - state.looked) // interval * interval
+
+
+@compiled_apart
 def first_seen(state: State, work: Workspace, requests: Requests) -> int:
-    """The same with look-ahead: the oldest request of the first priority that arrived before the iteration that is
-    being formed was fixed. With nothing to run otherwise it was not fixed at all."""
+    """The same by an engine that overlooks: the oldest request of the first priority that arrived before the iteration
+    that is being formed was fixed, and before the last look. With nothing to run otherwise it was not fixed at all."""
     for line in range(PRIORITIES):
         request = first_of(work, requests, line)
-        if request != NOBODY and requests[request].seen_from <= state.formed + 1:
+        if request != NOBODY and requests[request].seen_from <= state.looked:
             return int(request)
     return first_in_line(work, requests) if state.admitted == 0 else NOBODY
 
 
 @compiled_apart
-def steps_unseen(state: State, work: Workspace, requests: Requests) -> int:
+def steps_unseen(engine: Engine, state: State, work: Workspace, requests: Requests) -> int:
     """Decode steps, at least 1, up to the iteration in which another waiting request may be admitted."""
     first = MAX_ITERATIONS
     for line in range(PRIORITIES):
         request = first_of(work, requests, line)
-        if request != NOBODY and requests[request].seen_from > state.formed + 1:
+        if request != NOBODY and requests[request].seen_from > state.looked:
             first = min(first, requests[request].seen_from)
-    return int(first - state.formed - 1)
+    interval = engine.receive_interval_steps
+    looks = (first - state.looked + interval - 1) // interval
+    return int(state.looked + looks * interval - state.formed - 1)
 
 
 @compiled

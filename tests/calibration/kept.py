@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from calibration.records import Measurement, RequestLog
 from calibration.store.database import WHOLE
-from sizing.engine import MOST_LOOKAHEAD, POLICIES
+from sizing.engine import MOST_INTERVAL, MOST_LOOKAHEAD, POLICIES
 from sizing.points import COLUMNS, LoadKind, Point, Start, Verdict
 from tests.calibration.timings import Timing, logged
 
@@ -44,6 +44,7 @@ _UNKNOWN_OR = {name: st.none() | positive for name in COLUMNS if name not in _NE
 _UNKNOWN_OR |= {"prefix_tokens": st.none() | st.floats(0, 1e6), "prefix_hit": st.none() | st.floats(0, 1)}
 _UNKNOWN_OR |= {"lookahead_steps": st.none() | st.floats(0, MOST_LOOKAHEAD)}
 _UNKNOWN_OR |= {name: st.none() | st.integers(0, 2**31 - 1) for name in WHOLE[2:]}
+_UNKNOWN_OR |= {"receive_interval_steps": st.none() | st.integers(1, MOST_INTERVAL)}
 points = st.fixed_dictionaries(_NEEDED | _UNKNOWN_OR).map(lambda values: Point(**values))
 facts = st.dictionaries(text, st.floats(allow_nan=False, allow_infinity=False), max_size=4)
 

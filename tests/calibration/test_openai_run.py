@@ -58,6 +58,7 @@ def refused(result: Result) -> str:
 
 def test_a_run_stores_its_points_with_what_the_server_says_of_itself(tmp_path: Path) -> None:
     info = {"chunked_prefill_size": 512, "enable_mixed_chunk": False, "disable_overlap_schedule": False}
+    info |= {"scheduler_recv_interval": 10}
     pages = {"/get_server_info": {"version": "0.5.9", "tp_size": 2, "max_running_requests": 32, **info}}
     with openai_server(Manners(owned_by="sglang", pages=pages, tokens_per_event=2)) as server:
         text = plan(server).replace(", tp: 1", "").replace("check_load: 0", "rates: [20]")
@@ -67,7 +68,7 @@ def test_a_run_stores_its_points_with_what_the_server_says_of_itself(tmp_path: P
     assert (closed.model, closed.engine, closed.engine_version, closed.tp) == (MODEL, "sglang", "0.5.9", 2)
     assert (closed.max_batch_size, closed.isl, closed.osl, closed.errors) == (32, 30, 8, 0)
     assert opened.load_kind == "poisson_rate"
-    assert closed.scheduling == opened.scheduling == ("prefill_first", 512, 1.0)
+    assert closed.scheduling == opened.scheduling == ("prefill_first", 512, 1.0, 10)
     for point in (closed, opened):
         assert point.ttft_mean_s and point.ttft_mean_s >= 0.002
         assert point.itl_mean_s and point.itl_mean_s >= 0.001

@@ -118,6 +118,10 @@ class SlowReplica:
         self.now_s = 0.0
         self.iterations, self.iteration_s = 0, 0.0  # formed so far, and how long the last one takes
         self.iterations_when_idle = 0
+        self.looked, self.had_prompts = (
+            0,
+            False,
+        )  # the iteration before which it last looked; whether the last had prompts
         self.waiting: list[Slot] = []
         self.slots: list[Slot] = []
         self.batch: list[Slot] = []
@@ -192,10 +196,15 @@ class SlowReplica:
 
     def _in_flight_iteration(self) -> None:
         paused = self.batching.kv_policy == "max_utilization" and self._pause()
+        coming = self.iterations + 1
+        since = coming - self.looked
+        if since >= self.batching.receive_interval_steps or self.had_prompts or not self.slots:
+            self.looked = coming
         running = sum(s.decoding for s in self.slots)
         chunks = self._chunks(0 if self._prompts_alone else running * self.checked_tokens, not paused)
         decoding = [] if chunks and self._prompts_alone else [s for s in self.slots if s.decoding]
         attention = sum(chunk * (s.cached + s.computed + chunk / 2) for s, chunk in chunks)
+        self.had_prompts = bool(chunks)
         self._spend(len(decoding), sum(s.context for s in decoding), sum(chunk for _, chunk in chunks), attention)
         for sequence in decoding:
             sequence.token(self.now_s)
@@ -237,7 +246,7 @@ class SlowReplica:
                 chunks.append((sequence, min(room, sequence.prompt - sequence.computed)))
                 tokens += chunks[-1][1]
         while admitting and len(self.slots) < rule.max_batch_size:
-            seen = [s for s in self.waiting if s.seen_from <= self.iterations + 1]
+            seen = [s for s in self.waiting if s.seen_from <= self.looked]
             if not seen and not self.slots:
                 seen = self.waiting
             if not seen:

@@ -45,6 +45,7 @@ def engines(draw: st.DrawFn) -> Replica:
         max_waiting=draw(st.sampled_from([0, 0, 1, 5, 20])),
         padded=draw(st.booleans()),
         lookahead_steps=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 1.0, 2.5])),
+        receive_interval_steps=draw(st.sampled_from([1, 1, 2, 7])),
     )
     speculation = Speculation(draw(st.integers(1, 4)), 0.7, draw(st.sampled_from([DRAFT, DRAFT.scaled(0.0)])))
     speculates = kv_policy == "guaranteed_no_evict" and draw(st.booleans())
@@ -173,6 +174,15 @@ FEATURES: dict[str, tuple[Replica, dict[str, Any]]] = {
     "look-ahead of a part": (Replica(GPU, replace(BASE, lookahead_steps=0.4)), {}),
     "look-ahead, priorities, deadlines": (
         Replica(GPU, replace(BASE, lookahead_steps=2.0)),
+        {"classes": 3, "deadlines": True},
+    ),
+    "receive interval": (Replica(GPU, replace(BASE, receive_interval_steps=10)), {}),
+    "receive interval, pausing": (
+        Replica(GPU, replace(BASE, kv_policy="max_utilization", kv_tokens=1400, receive_interval_steps=10)),
+        {"deadlines": True},
+    ),
+    "receive interval, look-ahead": (
+        Replica(GPU, replace(BASE, receive_interval_steps=10, lookahead_steps=1.0)),
         {"classes": 3, "deadlines": True},
     ),
     "padding and knee": (Replica(GPU, BASE, rough=Roughness(padding=8, knee=2.5)), {}),

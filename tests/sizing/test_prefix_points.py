@@ -58,6 +58,7 @@ def test_the_columns_stand_at_the_end_and_may_be_missing(tmp_path: Path) -> None
         "policy",
         "token_budget",
         "lookahead_steps",
+        "receive_interval_steps",
     )
     assert COLUMNS[-len(added) :] == added
     told = replace(POINT, prefix_tokens=600.0, prefix_hit=0.25, protocol="burst")

@@ -170,16 +170,29 @@ def rows_of(series: Series) -> list[Row]:
         raise EstimateUnavailable("without timings of their engine and layout") from None
     server = Server(first.engine, gpu.id, precision, model.kind, first.engine_version, model.shape)
     client = "InferenceX" if series.varied else "NVIDIA"
+    points = [as_started(point, server) for point in series.points] if series.varied else series.points
     return [
         Row(point, timed.law, max(timed.memory.kv_tokens(length), length), server, client, layout)
-        for point in series.points
+        for point in points
         for length in [math.ceil(point.isl + point.osl) + 1]
     ]
 
 
+def as_started(point: Point, server: Server) -> Point:
+    """A row of InferenceX with how its SGLang was started, by the launch scripts (benchmarks/*.sh of
+    SemiAnalysisAI/InferenceX): with large chunks everywhere, on Blackwell with a receive interval that grows at 16
+    users. Rows show it: on B200 and B300 TTFT takes ten steps longer from 8 to 16 users, on H200, which is started
+    without, it does not."""
+    if server.engine != "sglang":
+        return point
+    interval = 1 if server.generation != "blackwell" else 10 if concurrency(point) < 16 else 30
+    chunk = 16_384 if server.precision == "nvfp4" else 32_768
+    return replace(point, token_budget=chunk, receive_interval_steps=interval)
+
+
 def predicted(laws: Sequence[StepLaw], kv_tokens: Sequence[int], points: Sequence[Point]) -> Floats:
-    """ln of METRICS of closed loops by these laws, shape (points, 3); the token budget is the engine's own for the GPU,
-    and the batch has no limit, which nobody told."""
+    """ln of METRICS of closed loops by these laws, shape (points, 3); what nobody tells of a scheduler is the engine's
+    default for the GPU, and the batch has no limit."""
     found = []
     for law, kv, point in zip(laws, kv_tokens, points, strict=True):
         users = concurrency(point)
@@ -187,8 +200,16 @@ def predicted(laws: Sequence[StepLaw], kv_tokens: Sequence[int], points: Sequenc
         rough = replace(point, requests_per_s=users / (point.osl * step_s + law.prefill_alone_s(point.isl)))
         ahead = Server(point.engine, point.gpu, point.precision, "", point.engine_version).lookahead_steps
         policy, memory = estimated_policy(point.engine), catalog.memory_bytes(point.gpu)
-        budget = engine_defaults(point.engine, point.engine_version, point.gpu, memory).token_budgets[0]
-        replica = Replica(law, Batching(policy, max(256, users), budget, kv, lookahead_steps=ahead))
+        defaults = engine_defaults(point.engine, point.engine_version, point.gpu, memory)
+        batching = Batching(
+            policy,
+            max(256, users),
+            point.token_budget or defaults.token_budgets[0],
+            kv,
+            lookahead_steps=ahead,
+            receive_interval_steps=point.receive_interval_steps or 1,
+        )
+        replica = Replica(law, batching)
         found.append(Replay(point_runs([rough], BURST), replica).means(replica)[0, 1:3])
     return figures(np.array(found), points)
 

@@ -268,22 +268,26 @@ SERIAL = {  # what 0.5.23 said of itself with --chunked-prefill-size 256 --disab
     "max_prefill_tokens": 16384,
     "enable_mixed_chunk": False,
     "disable_overlap_schedule": True,
+    "scheduler_recv_interval": 1,
 }
 
 
 @pytest.mark.parametrize(
     ("info", "told"),
     [
-        (SERIAL, ("prefill_first", 256, 0.0)),
-        (SERIAL | {"chunked_prefill_size": -1, "disable_overlap_schedule": False}, ("prefill_first", 16384, 1.0)),
-        (SERIAL | {"enable_mixed_chunk": True, "max_prefill_tokens": 128}, ("chunked", 128, 0.0)),
-        ({}, ("", None, None)),
-        (dict.fromkeys(SERIAL, "many"), ("", None, None)),
-        (dict.fromkeys(SERIAL, True), ("chunked", None, 0.0)),
-        (SERIAL | {"chunked_prefill_size": 10**30, "max_prefill_tokens": -5}, ("prefill_first", None, 0.0)),
+        (SERIAL, ("prefill_first", 256, 0.0, 1)),
+        (SERIAL | {"chunked_prefill_size": -1, "disable_overlap_schedule": False}, ("prefill_first", 16384, 1.0, 1)),
+        (SERIAL | {"enable_mixed_chunk": True, "max_prefill_tokens": 128}, ("chunked", 128, 0.0, 1)),
+        (SERIAL | {"scheduler_recv_interval": 30}, ("prefill_first", 256, 0.0, 30)),
+        (SERIAL | {"scheduler_recv_interval": 0}, ("prefill_first", 256, 0.0, 1)),
+        (SERIAL | {"scheduler_recv_interval": 10**30}, ("prefill_first", 256, 0.0, None)),
+        ({}, ("", None, None, None)),
+        (dict.fromkeys(SERIAL, "many"), ("", None, None, None)),
+        (dict.fromkeys(SERIAL, True), ("chunked", None, 0.0, None)),
+        (SERIAL | {"chunked_prefill_size": 10**30, "max_prefill_tokens": -5}, ("prefill_first", None, 0.0, 1)),
     ],
 )
-def test_sglang_tells_how_it_schedules(info: Any, told: tuple[str, int | None, float | None]) -> None:
+def test_sglang_tells_how_it_schedules(info: Any, told: tuple[str, int | None, float | None, int | None]) -> None:
     with openai_server(Manners(owned_by="sglang", pages={"/get_server_info": info})) as server:
         assert met(server).scheduling == told
 

@@ -31,7 +31,7 @@ ServerOf = TypeVar("ServerOf", bound=Server)
 
 WATCH_S = 0.5
 DEFAULTS = Settings()
-NOT_TRITONS = ("experts", "pace", "chunked_prefill", "look_ahead")
+NOT_TRITONS = ("experts", "pace", "chunked_prefill", "look_ahead", "receive_interval_steps")
 """Settings that the reference server lacks."""
 
 EPILOG = """\b
@@ -101,6 +101,13 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
     show_default=True,
     help="Not of Triton, with --pace: choose each step while the one before it runs (asynchronous or overlapped).",
 )
+@click.option(
+    "--receive-interval-steps",
+    type=int,
+    default=1,
+    show_default=True,
+    help="SGLang only: decode steps from one look at new requests to the next.",
+)
 @_number("grpc_port", "Port of the gRPC service; 0: any free one.")
 @_number("http_port", "Port of the HTTP service; 0: any free one.")
 @_number("metrics_port", "Port of the Prometheus metrics; 0: any free one.")
@@ -149,6 +156,8 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
         signal.signal(number, _interrupt)
     if engine == "sglang":
         _refuse_others(context, set(context.params) - {"behind", "experts"}, "vllm")
+    else:
+        _refuse_others(context, set(context.params) - {"receive_interval_steps"}, "sglang")
     if engine != "triton":
         kind = VllmSettings if behind is None else BehindTriton
         names = [field.name for field in fields(kind)]

@@ -154,6 +154,7 @@ CONFIGURATIONS = (
     sglang(", prefix cache", DENSE, (SHARED,)),
     sglang(", small chunks", DENSE, LENGTHS[1:2], token_budget=512),
     sglang(", overlapped", DENSE, LENGTHS[:2], look_ahead=True),
+    sglang(", receive interval", DENSE, LENGTHS[:1], look_ahead=True, receive_interval_steps=10),
 )
 
 

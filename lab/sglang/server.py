@@ -70,6 +70,7 @@ def flags(settings: Settings, model: Path) -> list[str]:
         "max-total-tokens": settings.kv_tokens,
         "mem-fraction-static": MEMORY_SHARE,
         "chunked-prefill-size": settings.token_budget if settings.chunked_prefill else -1,
+        "scheduler-recv-interval": settings.receive_interval_steps,
         "served-model-name": MODEL,
         "host": HOST,
         "port": settings.http_port,

@@ -24,6 +24,7 @@ class Settings:
         chunked_prefill: False: a prompt starts when the budget holds all of it beside those that decode.
         look_ahead: asynchronous scheduling of vLLM, overlapped scheduling of SGLang, the default of both beside GPUs: a
             step is chosen while the one before it runs. It takes a pace: on a CPU there is nothing to run ahead of.
+        receive_interval_steps: of SGLang alone: decode steps from one look at new requests to the next.
         kv_reuse: vLLM's prefix caching: full blocks of prompts stay for prompts that begin alike.
         hidden, layers, heads, kv_heads, vocab_size: the model; its weights are random, drawn from `seed`.
         experts: of each layer, of which a token takes two; 0: a dense model.
@@ -38,6 +39,7 @@ class Settings:
     token_budget: int = 512
     chunked_prefill: bool = True
     look_ahead: bool = False
+    receive_interval_steps: int = 1
     kv_reuse: bool = False
     hidden: int = 512
     layers: int = 4
@@ -53,7 +55,7 @@ class Settings:
         """Raises ServerError with one line that names the first wrong setting."""
         least = {"max_batch_size": 1, "max_sequence_tokens": 2, "layers": 1, "heads": 1, "kv_heads": 1, "threads": 1}
         least |= {"seed": 0, "hidden": 2, "experts": 0, "vocab_size": len(SPECIAL_TOKENS) + 1}
-        least |= {"kv_tokens": KV_BLOCK_TOKENS}
+        least |= {"kv_tokens": KV_BLOCK_TOKENS, "receive_interval_steps": 1}
         for name, smallest in least.items():
             if getattr(self, name) < smallest:
                 raise ServerError(f"{name} must be at least {smallest}, got {getattr(self, name)}")

@@ -134,6 +134,10 @@ def test_the_options_say_what_the_settings_say() -> None:
     assert "--disable-radix-cache" in said
     assert "--disable-overlap-schedule" in said
     assert "--disable-overlap-schedule" not in flags(replace(SETTINGS, look_ahead=True), Path("model"))
+    assert "--scheduler-recv-interval 1 " in said
+    assert "--scheduler-recv-interval 30 " in " ".join(
+        flags(replace(SETTINGS, receive_interval_steps=30), Path("model"))
+    )
     assert "--disable-radix-cache" not in flags(replace(SETTINGS, kv_reuse=True), Path("model"))
     whole = flags(replace(SETTINGS, chunked_prefill=False), Path("model"))
     assert "--chunked-prefill-size -1" in " ".join(whole)

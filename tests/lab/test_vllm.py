@@ -183,6 +183,11 @@ def test_nothing_is_left_of_a_server_that_ended(server: VllmServer) -> None:
         (("--engine", "vllm", "--kv-tokens", "100"), "kv_tokens must hold a sequence of 512 tokens"),
         (("--engine", "vllm", "--token-budget", "8"), "token_budget must be at least max_batch_size"),
         (("--look-ahead",), "--look-ahead is for --engine vllm"),
+        (("--engine", "vllm", "--receive-interval-steps", "2"), "--receive-interval-steps is for --engine sglang"),
+        (
+            ("--engine", "sglang", "--receive-interval-steps", "0", "--pace", PACE),
+            "receive_interval_steps must be at least 1",
+        ),
         (("--engine", "vllm", "--look-ahead"), "look_ahead takes the pace of a GPU"),
         (("--engine", "sglang"), "SGLang needs the pace of a GPU here: --pace MODEL,GPU,TP,PRECISION"),
         (("--engine", "sglang", "--pace", PACE, "--experts", "4"), "--experts is for --engine vllm"),

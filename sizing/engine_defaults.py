@@ -31,7 +31,6 @@ class _Row(NamedTuple):
     memory_share: float = 0.9
     memory_of: Literal["all", "free"] = "all"
     send_s: float = 0.0
-    receive_intervals: tuple[int, ...] = ()
 
 
 _ROWS: Mapping[str, _Row] = MappingProxyType(
@@ -55,15 +54,13 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
         ),
         # Prompts run apart unless mixed chunks are enabled; overlapped scheduling is on since 0.4
         # (lmsys.org/blog/2024-12-04-sglang-v0-4). The pool of requests has 2,048 to 4,096 slots unless memory limits
-        # it first. Chunks of prompts: SGLang 0.5.23, `arg_groups/memory_hook.py`; mem_fraction_static. Intervals: those
-        # of --scheduler-recv-interval in the launch scripts of InferenceX for Blackwell.
+        # it first. Chunks of prompts: SGLang 0.5.23, `arg_groups/memory_hook.py`; mem_fraction_static.
         "sglang": _Row(
             "prefill_first",
             looks_ahead_since=(0, 4),
             max_batch_size=((0, 2048),),
             token_budget=((0, 2048), (20 * _GIB, 4096), (60 * _GIB, 8192), (160 * _GIB, 16_384)),
             memory_share=0.88,
-            receive_intervals=(10, 30),
         ),
         # Whole prompts beside decodes unless chunked context is enabled. PyTorch is the default backend since 1.0, and
         # its overlap scheduler is on. GUARANTEED_NO_EVICT reserves whole answers; `max_batch_size` of trtllm-serve and
@@ -99,8 +96,7 @@ class EngineDefaults:
     Batching. `token_budgets`: the likeliest first, more than one where it depends on a memory that is not known.
     The KV cache may have `memory_share` of a GPU's memory: of all of it, weights included, or of what weights and
     activations leave free, as `memory_of` says. `send_s` is what the front end takes to send a token
-    (`StepLaw.send_s`), on which fits lean: 0 where no server has shown it. `receive_intervals`: of
-    Batching.receive_interval_steps, which is 1 by default, what published commands set instead.
+    (`StepLaw.send_s`), on which fits lean: 0 where no server has shown it.
     """
 
     policy: Policy | None
@@ -112,7 +108,6 @@ class EngineDefaults:
     memory_share: float
     memory_of: Literal["all", "free"]
     send_s: float
-    receive_intervals: tuple[int, ...]
 
     @property
     def share_of_freed(self) -> float:
@@ -151,7 +146,6 @@ def engine_defaults(engine: str, version: str = "", gpu: str = "", memory_bytes:
         memory_share=row.memory_share,
         memory_of=row.memory_of,
         send_s=row.send_s,
-        receive_intervals=row.receive_intervals,
     )
 
 

@@ -999,10 +999,6 @@ CAUTIONS: dict[CautionKind, str] = {
         "{engine} fixes iterations ahead by its defaults; the points are explained better without, so the fit takes it "
         "to be off: give --lookahead-steps if you know it"
     ),
-    "fitted_interval": (
-        "the points are explained better by an engine that looks for new requests every {steps} decode steps (SGLang's "
-        "--scheduler-recv-interval), so the fit takes it that it does: give --receive-interval-steps if you know it"
-    ),
     "fitted_unread": (
         "a single sequence runs faster than batches explain: {unread:%} of the weights' time is saved there"
     ),

@@ -133,10 +133,10 @@ def fit(
     `prior`: a law from elsewhere to lean on; unless told otherwise the day-zero law of model and GPU, where the
     catalogue has both. `batching`: the engine's, when it is known; otherwise the policy is chosen by residual and the
     batch limit taken from the points, `kv_tokens` from the caller or else the points, and so are `token_budget`,
-    `lookahead_steps` and `receive_interval_steps`; where nobody tells, they are what is known of the engine, or what
-    explains the points better: no look-ahead, or an interval that people set. `protocol`: how the points were measured;
-    where it says nothing of the start, what the points say counts if they agree. A KV cache of unknown size is fitted
-    where it seems to limit the batch; else it is as large as estimated, unless the points held that much already.
+    `lookahead_steps` and `receive_interval_steps`; where nobody tells, the interval is 1, and the look-ahead what is
+    known of the engine, or 0 where that explains the points better. `protocol`: how the points were measured; where it
+    says nothing of the start, what the points say counts if they agree. A KV cache of unknown size is fitted where it
+    seems to limit the batch; else it is as large as estimated, unless the points held that much already.
     Points of one load level scale the law that they lean on, and say nothing of its shape.
     Raises FitError without points to fit, with several deployments, or with one load level and no law to scale.
     """
@@ -171,9 +171,7 @@ def fit(
         prior = prior.with_values(prefill_s=BESIDE_KERNELS * prior.prefill_s)
     assumed = batching is None and scheduling.lookahead_steps is None and rules[0].lookahead_steps > 0
     seen = _with_budget_seen(rules, chosen) if batching is None and scheduling.token_budget is None else ()
-    untold = batching is None and scheduling.receive_interval_steps is None
-    intervals = defaults_of(chosen[0]).receive_intervals if untold else ()
-    known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error, assumed, intervals, seen)
+    known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error, assumed, seen)
     found = _fitted(Observed(chosen, protocol=told_by(chosen, protocol)), known)
     return replace(found, warnings=(*found.warnings, *_fell_behind(points, open_loop)))
 
@@ -548,8 +546,6 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
         yield Caution("fitted_budget", {"token_budget": budget})
     if known.lookahead_assumed and not best.replica.batching.lookahead_steps:
         yield Caution("fitted_lookahead", {"engine": points[0].engine})
-    if (steps := best.replica.batching.receive_interval_steps) in known.intervals:
-        yield Caution("fitted_interval", {"steps": steps})
     if "unread" in best.parameters.names:
         law = best.replica.law
         yield (

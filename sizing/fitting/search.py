@@ -134,7 +134,6 @@ class Trial:
         batching, usual = self.parameters.base.batching, self.observed.defaults
         price += POLICY_PRICE * (usual.policy not in (None, batching.policy))
         price += LOOKAHEAD_PRICE * (batching.lookahead_steps != usual.lookahead_steps)
-        price += LOOKAHEAD_PRICE * (batching.receive_interval_steps in usual.receive_intervals)
         return self.cost + price + BUDGET_PRICE * (batching.token_budget not in usual.token_budgets)
 
     def search(self, evaluations: int, stride: float, *, central: bool = False, carried: bool = False) -> Trial:
@@ -536,9 +535,8 @@ class Known:
     """What is known before the fit: possible batching rules, a law to lean on, whether the KV cache is known, and
     whether the model's shape is: then the law leans on its share of unread weights, and none is fitted. `prior_error`:
     relative standard error of the law to lean on. `lookahead_assumed`: the rules look ahead as the engine does by its
-    defaults, and nobody has said that this one does. `intervals`: receive intervals that it may have instead of theirs.
-    `seen`: further rules, which the levels themselves suggest. `experts`: the model is taken for an MoE model, with an
-    unread share that is fitted."""
+    defaults, and nobody has said that this one does. `seen`: further rules, which the levels themselves suggest.
+    `experts`: the model is taken for an MoE model, with an unread share that is fitted."""
 
     batchings: tuple[Batching, ...]
     prior: StepLaw | None
@@ -546,7 +544,6 @@ class Known:
     shape_known: bool = False
     prior_error: float = KERNEL_TIMED
     lookahead_assumed: bool = False
-    intervals: tuple[int, ...] = ()
     seen: tuple[Batching, ...] = ()
     experts: bool = False
 
@@ -569,11 +566,6 @@ class Known:
         rules = tuple(replace(rule, lookahead_steps=0.0) for rule in self.batchings)
         return replace(self, batchings=rules, lookahead_assumed=False)
 
-    def with_interval(self, steps: int) -> Known:
-        """The same of an engine that looks for new requests every so many decode steps."""
-        rules = tuple(replace(rule, receive_interval_steps=steps) for rule in self.batchings)
-        return replace(self, batchings=rules)
-
 
 NEAR, NEAR_BY = 1.5, 3.0
 """A sketch is carried on where its claim is within this factor of the best one's, and this much."""
@@ -587,17 +579,12 @@ MOST_FINISHED = 4
 
 def best_trial(observed: Observed, known: Known) -> Trial:
     """The explanation that fits best: also by the rules that the points suggest, and, where the engine's usual
-    look-ahead explains them poorly, without: engines turn it off for some models and features, and people by hand. So
-    are the receive intervals that people set."""
+    look-ahead explains them poorly, without: engines turn it off for some models and features, and people by hand."""
     found = explained(observed, known)
     if known.seen:  # slow iterations suggest such rules as well: they must explain the points in outline already
         found = explained(observed, known.as_seen(), found, near=found.best.claim)
     if known.lookahead_assumed and found.best.chi2_per_point > SOUND:
         found = explained(observed, found.known.without_lookahead(), found, near=found.sketch)
-    usual = found
-    for steps in known.intervals:
-        if usual.best.chi2_per_point > SOUND:
-            found = explained(observed, usual.known.with_interval(steps), found, near=found.sketch)
     return settle(found.best)
 
 

@@ -88,7 +88,7 @@ def prefill_room(replica: Replica, demand: Demand, batch: Floats) -> Floats:
 
 
 SINGLE = Groups()
-EARLY_ROUNDS = 3
+EARLY_ROUNDS = 5
 """Until the mean duration of prompts is that of the law that it leads to."""
 WHILE_FULL = 0.8
 """Of the tokens that a full iteration serves, those that may come in it for the attention of one long prompt: with 0.8,

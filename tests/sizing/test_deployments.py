@@ -84,6 +84,7 @@ BATCHINGS = st.builds(
     kv_policy=st.sampled_from(KV_POLICIES),
     max_tokens=st.sampled_from((0, 300)),
     max_waiting=st.integers(0, 1000),
+    receive_interval_steps=st.sampled_from((1, 30)),
 )
 
 
@@ -117,6 +118,8 @@ def test_the_limits_of_every_engine_are_those_that_were_simulated(
     assert trtllm["tensor_parallel_size"] * trtllm["pipeline_parallel_size"] == layout.gpus
     assert ("--enable-expert-parallel" in vllm) == (layout.ep > 1) == ("--ep-size" in sglang)
 
+    interval = sglang.get("--scheduler-recv-interval")
+    assert interval == (None if batching.receive_interval_steps == 1 else "30")
     cached = hit_rate > 0
     assert ("--enable-prefix-caching" in vllm, "--disable-radix-cache" in sglang) == (cached, not cached)
     assert trtllm["kv_cache_config"]["enable_block_reuse"] == cached
@@ -133,6 +136,7 @@ def test_the_limits_of_every_engine_are_those_that_were_simulated(
         (Batching("prefill_first"), {"vllm": "as prefill_first", "trtllm": "as prefill_first"}),
         (Batching("whole_prompt"), {"sglang": "as whole_prompt"}),
         (Batching(kv_tokens=10**6), {"vllm": "preempts where memory runs out", "sglang": "retracts where memory"}),
+        (Batching(receive_interval_steps=30), dict.fromkeys(("vllm", "trtllm"), "new requests every 30 decode steps")),
         (Batching(max_waiting=7), {"trtllm": "at most 7 requests waiting"}),
         (Batching(), {"vllm": "simulated without a limit", "sglang": "without a limit", "trtllm": "without a limit"}),
     ],

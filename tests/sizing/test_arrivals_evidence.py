@@ -312,21 +312,21 @@ def kernels_law(points: list[Point]) -> StepLaw:
     return replace(law, request_s=float(np.mean(alone_s)) - law.prefill_alone_s(points[0].isl))
 
 
-@pytest.fixture
-def overlapped() -> Case:
-    """SGLang as it schedules beside a GPU."""
-    (server,) = [case for case in of_table(SGLANG, measured(SGLANG)) if "overlapped" in case.server]
+def server_of_sglang(name: str) -> Case:
+    """One that is a step ahead, as beside a GPU: *overlapped*, or with a *receive interval*."""
+    (server,) = [case for case in of_table(SGLANG, measured(SGLANG)) if case.server.endswith(name)]
     return server
 
 
 @pytest.mark.skipif(not kernels.available(), reason=kernels.MISSING)
-def test_the_kernels_law_holds_for_sglangs_scheduler_as_estimates_assume_it(overlapped: Case) -> None:
+def test_the_kernels_law_holds_for_sglangs_scheduler_as_estimates_assume_it() -> None:
     """Closed loops of SGLang, overlapped, at the pace of its kernels: by their law, nothing fitted. As others schedule,
     whoever meets other users would wait too little."""
     assumed, others = (
         estimate("Qwen/Qwen3-32B", "h100_sxm", 2, "bf16", Lengths(512, 64), engine=engine).replica.batching
         for engine in ("sglang", "trtllm")
     )
+    overlapped = server_of_sglang("overlapped")
     for isl in (512, 1500):
         points = [point for point in overlapped.closed if point.isl == isl]
         seen_s = np.array([(point.ttft_mean_s, point.itl_mean_s) for point in points], float)
@@ -344,14 +344,16 @@ def test_the_kernels_law_holds_for_sglangs_scheduler_as_estimates_assume_it(over
 
 
 @pytest.mark.skipif(not kernels.available(), reason=kernels.MISSING)
-def test_the_simulator_serves_random_arrivals_as_sglang_does(overlapped: Case) -> None:
+@pytest.mark.parametrize(("name", "interval"), [("overlapped", None), ("receive interval", 10)])
+def test_the_simulator_serves_random_arrivals_as_sglang_does(name: str, interval: int | None) -> None:
     """The very requests of each round, simulated by the law of the kernels: what a fit errs beyond that is its own."""
-    off = []
-    for rounds in overlapped.rates:
-        law = kernels_law([point for point in overlapped.closed if point.isl == rounds[0].isl])
+    off, server = [], server_of_sglang(name)
+    for rounds in server.rates:
+        law = kernels_law([point for point in server.closed if point.isl == rounds[0].isl])
         told = rounds[0].scheduling
-        assert told.token_budget and told.lookahead_steps
+        assert told.token_budget and told.lookahead_steps and told.receive_interval_steps == interval
         batching = Batching("prefill_first", 64, told.token_budget, lookahead_steps=told.lookahead_steps)
+        batching = replace(batching, receive_interval_steps=interval or 1)
         for point in rounds:
             workload = Workload(point.lengths, point.load_value)
             (run,) = measurements(Replica(law, batching), workload, point.requests or 0, 1.0, sent(point))

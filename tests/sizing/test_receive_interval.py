@@ -131,6 +131,18 @@ def test_formula_and_simulation_agree(policy: Any, load: float, ahead: float, in
     assert told.e2e.p95_s == pytest.approx(np.percentile(run.e2e_s, 95), rel=0.05)
 
 
+@pytest.mark.parametrize("ahead", [0.0, 1.0])
+@pytest.mark.parametrize("load", [0.3, 0.7])
+def test_short_answers_meet_fewer_looks_than_their_steps_have_on_average(load: float, ahead: float) -> None:
+    """They start where the engine has looked: answers of 60 tokens, of two intervals, meet one more prompt or two."""
+    lengths = Lengths(1000, 60, 0.5, 0.5)
+    engine = looking(30, GPU, policy="prefill_first", lookahead_steps=ahead)
+    workload = Workload(lengths, load * stable_rate_per_s(engine, lengths))
+    told, run = predict(engine, workload), simulate(engine, workload, requests=20_000, seed=1)
+    assert told.itl.mean_s == pytest.approx(run.itl_s.mean(), rel=0.06)
+    assert told.ttft.p95_s == pytest.approx(np.percentile(run.ttft_s, 95), rel=0.1)
+
+
 def test_the_formula_knows_gaps_of_prompts_that_wait_for_each_other() -> None:
     """Prompts of 30 steps run after one of them: fewer gaps hold some, and these hold more."""
     lengths = Lengths(1000, 300, 0.5, 0.5)
@@ -194,3 +206,18 @@ def test_commands_take_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert seldom["predicted"]["ttft"]["p50_s"] > 2 * at_once["predicted"]["ttft"]["p50_s"]
     code, _, told = command([*asked, "0"], capsys)
     assert (code, len(told.splitlines()[-1:])) == (2, 1) and "--receive-interval-steps" in told
+
+
+def test_a_plan_takes_it_and_says_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked = "plan --model Qwen/Qwen3-32B --gpu h100_sxm --tp 2 --precision bf16 --engine sglang --isl 2000 --osl 256"
+    asked += " --rate 4 --ttft p95:2s --json"
+    at_once, seldom = (
+        json.loads(command([*asked.split(), *more.split()], capsys)[1]) for more in ("", "--receive-interval-steps 30")
+    )
+    assert "receive_interval_steps" not in at_once and at_once["engine_settings"]["receive_interval_steps"] == 1
+    assert seldom["receive_interval_steps"] == seldom["engine_settings"]["receive_interval_steps"] == 30
+    assert seldom["predicted"]["ttft"]["p50_s"] > at_once["predicted"]["ttft"]["p50_s"] + 0.1
+    plan, page = tmp_path / "plan.json", tmp_path / "report.html"
+    plan.write_text(json.dumps(seldom))
+    assert command(["report", "--plan", str(plan), "--out", str(page)], capsys)[0] == 0
+    assert "looks for new requests every 30 decode steps" in page.read_text()

@@ -271,7 +271,6 @@ class _States:
         waiting = np.tile(np.arange(self.duration_s.shape[1]), probability.shape[1] // self.duration_s.shape[1])
         left = np.maximum(0.0, waiting - self.room_tokens[:, None] / self.quantum)
         share = probability * np.where(waiting == 0, steps_to_look, 1)
-        share = probability * np.where(waiting == 0, steps_to_look, 1)
         share /= share.sum(axis=1, keepdims=True)
         mean_s = (share * duration_s).sum(axis=1)
         decodes = share[:, waiting == 0].sum(axis=1) if rule.policy == "prefill_first" else 1.0

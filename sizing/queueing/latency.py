@@ -12,12 +12,10 @@ from sizing.compiled import compiled_apart
 from sizing.engine import Replica
 from sizing.numbers import Floats
 from sizing.queueing.demand import Demand, Requests
-from sizing.queueing.iteration_chain import DecodeCost, Iterations, iteration_s, looks_early, prefill_room
+from sizing.queueing.iteration_chain import DecodeCost, Iterations, iteration_s, prefill_room
 from sizing.queueing.points import Points, gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import SlowChain
 from sizing.queueing.stream import Groups
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +68,15 @@ def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Point
     Gamma, mean k / rate, shape k / cv^2.
     """
     running = np.minimum(found, scene.state.slots)
-    row, found_at = _iteration_in_progress(scene, running, points)
-    chain = scene.near
-    duration, backlog = chain.running_s(chain.look_s).ravel()[found_at], chain.left_tokens.ravel()[found_at]
+    row, duration, backlog = _iteration_in_progress(scene, running, points)
     ahead, behind = scene.groups.companions(points.group_before, points.group_after)
     before = prompts_arriving(scene, duration * points.moment, points.before, points.before_tokens, ahead)
     after = prompts_arriving(scene, duration * (1 - points.moment), points.after, points.after_tokens, behind)
-    room = chain.room_tokens[row]
+    room = scene.near.room_tokens[row]
     full_s, own_s, left = _service_s(scene, running, requests, backlog + before, after, room)
     served_s = duration * (1 - points.moment) + full_s + own_s
     if scene.replica.batching.lookahead_steps > 0:
-        served_s = served_s + _fixed_s(scene, row, found_at, np.floor(backlog / room), points)
+        served_s = served_s + _fixed_s(scene, row, duration, np.floor(backlog / room), points)
     waiting = found + ahead - scene.state.slots + 1
     waits = np.flatnonzero(waiting > 0)
     if len(waits):
@@ -90,8 +86,8 @@ def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Point
     return served_s, own_s, left
 
 
-def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tuple[Indices, Indices]:
-    """Grid row next to `running` (randomized rounding), and the place of the iteration found among those of all rows.
+def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Grid row next to `running` (randomized rounding), seconds of the iteration found (0 = idle), tokens it leaves.
 
     Decode steps up to the next look at new requests count as one iteration.
     """
@@ -99,33 +95,30 @@ def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tup
     grid = np.arange(float(len(chain.batch)))
     position = np.interp(np.arange(scene.state.slots + 1.0), chain.batch, grid)[running.astype(np.int64)]
     row = np.minimum((position + points.row).astype(np.int64), len(grid) - 1)
-    return row, places_in_rows(chain.seen_by_arrivals(), row, points.iteration)
+    found = places_in_rows(chain.seen_by_arrivals(), row, points.iteration)
+    return row, chain.running_s(chain.look_s).ravel()[found], chain.left_tokens.ravel()[found]
 
 
-def _fixed_s(scene: Scene, row: Indices, found_at: Indices, full: Floats, points: Points) -> Floats:
+def _fixed_s(scene: Scene, row: NDArray[np.int64], duration: Floats, full: Floats, points: Points) -> Floats:
     """Seconds of the iterations that were fixed before the arrival and follow the one in progress (look-ahead).
 
-    None on an idle engine. What fills them came earlier: the first is drawn from the stationary law, or known from the
-    look that found it (see `looks_early`); others have its mean. The `full` ones that serve what is left of earlier
-    prompts are among them, and counted elsewhere.
+    None on an idle engine. What fills them came earlier: the first is drawn from the stationary law, others have its
+    mean. The `full` ones that serve what is left of earlier prompts are among them, and counted elsewhere.
     """
     if scene.demand.decode_steps == 0:  # nothing runs on: whatever waits at the end of an iteration starts then
-        return np.zeros(len(row))
+        return np.zeros_like(duration)
     whole, chain = math.floor(scene.replica.batching.lookahead_steps), scene.near
     part = scene.replica.batching.lookahead_steps - whole
-    running_s = chain.running_s(chain.duration_s)
-    busy = running_s.ravel()[found_at] > 0
-    ahead = np.maximum(np.where(busy, whole + (points.moment > 1 - part), 0.0) - full, 0.0)
+    ahead = np.maximum(np.where(duration > 0, whole + (points.moment > 1 - part), 0.0) - full, 0.0)
     uniform = (points.row + points.hit) % 1.0  # independent of each of the two
-    if not looks_early(scene.replica.batching):
-        found_at = places_in_rows(np.cumsum(chain.share, axis=1), row, uniform)
-    drawn_s = running_s.ravel()[found_at]
+    running_s = chain.running_s(chain.duration_s)
+    drawn_s = running_s.ravel()[places_in_rows(np.cumsum(chain.share, axis=1), row, uniform)]
     mean_s = (chain.share * running_s).sum(axis=1)[row]
     return np.asarray(np.where(ahead > 0, drawn_s + (ahead - 1) * mean_s, 0.0))
 
 
 @compiled_apart
-def places_in_rows(law: Floats, row: Indices, uniform: Floats) -> Indices:
+def places_in_rows(law: Floats, row: NDArray[np.int64], uniform: Floats) -> NDArray[np.int64]:
     """First state, in `row` of a stack of cumulative laws (rows, states), that reaches `uniform`, both (n,); counted
     row by row."""
     states = law.shape[1]

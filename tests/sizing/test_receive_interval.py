@@ -69,6 +69,12 @@ def test_an_idle_engine_looks_all_the_time() -> None:
     assert run.ttft_s == pytest.approx(TICK_S)
 
 
+def test_requests_that_wake_an_engine_together_start_together() -> None:
+    arrival_s = np.array([0.0, 0.0, 0.0, 10.0, 10.0])
+    run = simulate_trace(looking(30, policy="prefill_first"), arrival_s, np.full(5, 100), np.full(5, 20))
+    assert run.ttft_s == pytest.approx(TICK_S)
+
+
 def test_requests_that_were_seen_wait_for_a_slot_only() -> None:
     """The second and the third are seen together; the third starts when the only other slot is free, not at a look."""
     found = first_tokens(looking(10, policy="prefill_first", max_batch_size=2), [0.0, 1.5, 1.6], [60, 4, 4])

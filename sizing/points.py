@@ -15,7 +15,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sizing.catalog import Layout
-from sizing.engine import MOST_INTERVAL, MOST_LOOKAHEAD, Policy
+from sizing.engine import MOST_INTERVAL as MOST_INTERVAL
+from sizing.engine import MOST_LOOKAHEAD, Policy
 from sizing.errors import LONGEST_QUOTE, PointsError, first_fault, quoted
 from sizing.numbers import significant
 from sizing.workload import MOST_TOKENS, Lengths, Prefix

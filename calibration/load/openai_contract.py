@@ -20,8 +20,7 @@ from calibration.load.http import events
 from calibration.plan import Endpoint
 from calibration.requests.source import PromptRequest
 from calibration.requests.tokens import encoder_of
-from sizing.engine import MOST_INTERVAL
-from sizing.points import Scheduling
+from sizing.points import MOST_INTERVAL, Scheduling
 from sizing.workload import MOST_TOKENS
 
 CountedBy = Literal["running", "total", "tokenizer"]

@@ -349,19 +349,19 @@ which_options = options(
 def sight_options(*, told: bool) -> Callable[[F], F]:
     """When an engine sees new requests, ``--lookahead-steps`` and ``--receive-interval-steps``; where they need not be
     `told`, what is known of the engine counts."""
-    unless, none = ("", Batching()) if told else (" Default: what is known of the engine.", None)
+    usual, unless = Batching(), "" if told else " Default: what is known of the engine."
     return options(
         click.option(
             "--lookahead-steps",
             type=click.FloatRange(0, MOST_LOOKAHEAD),
-            default=none and none.lookahead_steps,
+            default=usual.lookahead_steps if told else None,
             show_default=told,
             help=f"Iterations that the engine schedules ahead: 1 with asynchronous (overlap) scheduling.{unless}",
         ),
         click.option(
             "--receive-interval-steps",
             type=click.IntRange(1, MOST_INTERVAL),
-            default=none and none.receive_interval_steps,
+            default=usual.receive_interval_steps if told else None,
             show_default=told,
             help=f"Decode steps from one look at new requests to the next: SGLang's --scheduler-recv-interval.{unless}",
         ),

@@ -237,9 +237,9 @@ def _told_scheduling(points: Sequence[Point], by_caller: Scheduling) -> Scheduli
     said = points[0].batching.strip().lower()
     of_all = zip(*(point.scheduling for point in points), strict=True)
     alike = {name: each[0] for name, each in zip(Scheduling._fields, of_all, strict=True) if len(set(each)) == 1}
-    by_caller_too = {name: value for name, value in by_caller._asdict().items() if value not in ("", None)}
+    told = {name: value for name, value in by_caller._asdict().items() if value not in ("", None)}
     policy = next((each for each in POLICIES if each == said), alike.get("policy", ""))
-    return Scheduling(**{**alike, "policy": policy, **by_caller_too})
+    return Scheduling(**{**alike, "policy": policy, **told})
 
 
 def _told_kv_tokens(points: Sequence[Point]) -> set[int]:

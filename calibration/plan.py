@@ -28,7 +28,7 @@ from calibration.records import MOST_REQUESTS
 from calibration.requests.lengths import LengthsPlan
 from sizing.errors import ScenarioError, YamlError, first_fault, quoted
 from sizing.files import parse_yaml, yaml_text
-from sizing.points import Interval, KnownPolicy, LoadKind, Point, Steps
+from sizing.points import Interval, KnownPolicy, LoadKind, Point, Ratio, Steps, Wait
 from sizing.question import FIELDS, Question
 from sizing.workload import Arrivals, Lengths
 
@@ -246,8 +246,9 @@ class DeploymentPlan(Strict):
     """Deployment facts of the points that the server does not report, or reports wrongly. Keys listed in `assumed` give
     way to what the server reports.
 
-    `policy`, `token_budget`, `lookahead_steps` and `receive_interval_steps` say how the engine schedules
-    (`sizing.engine.Batching`): vLLM does not report them. What nobody says a fit has to find, or takes for the default.
+    `policy`, `token_budget`, `lookahead_steps`, `receive_interval_steps`, `batch_wait_steps` and `batch_wait_ratio` say
+    how the engine schedules (`sizing.engine.Batching`): vLLM does not report them. What nobody says a fit has to find,
+    or takes for the default.
     """
 
     model: Text | None = None
@@ -263,6 +264,8 @@ class DeploymentPlan(Strict):
     token_budget: Count | None = None
     lookahead_steps: Steps | None = None
     receive_interval_steps: Interval | None = None
+    batch_wait_steps: Wait | None = None
+    batch_wait_ratio: Ratio | None = None
     assumed: list[Literal["precision", "gpu", "tp", "pp"]] = Field(default_factory=list)
 
 

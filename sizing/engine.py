@@ -253,6 +253,10 @@ class Batching:
     `receive_interval_steps` (1 to MOST_INTERVAL): decode steps from one look at newly arrived requests to the next, as
     SGLang's `--scheduler-recv-interval` sets it. The engine also looks after every iteration with prompts, and when it
     has nothing to run. A request that it has seen waits for a slot and memory alone; static batches have no interval.
+    `batch_wait_steps` (0 to MOST_INTERVAL): prompts that could run beside decodes wait for others, at most so many
+    decode steps since prompts last ran, and not once they and the decodes make up `batch_wait_ratio` of the token
+    budget, or a chunk of one has run: TensorRT-LLM's `batch_wait_timeout_iters` and `batch_wait_max_tokens_ratio`.
+    With nothing to decode none wait. 0, the usual value: they start at once. Of *chunked* and *whole_prompt*.
     `prefix_cache`: blocks of `kv_block_tokens` that no request holds are kept, while memory lasts, for the next turn of
     their session (see Sessions; vLLM's blocks have 16 tokens). It requires the KV policy *max_utilization* and a policy
     other than *static*. Requests without a session have a Prefix, which they are set to find or not.
@@ -269,6 +273,8 @@ class Batching:
     padded: bool = True
     lookahead_steps: float = 0.0
     receive_interval_steps: int = 1
+    batch_wait_steps: int = 0
+    batch_wait_ratio: float = 1.0
     prefix_cache: bool = False
 
     def __post_init__(self) -> None:
@@ -281,6 +287,17 @@ class Batching:
             raise ScenarioError(
                 f"receive_interval_steps must be from 1 to {MOST_INTERVAL}, got {self.receive_interval_steps}"
             )
+        if not 0 <= self.batch_wait_steps <= MOST_INTERVAL:
+            raise ScenarioError(f"batch_wait_steps must be from 0 to {MOST_INTERVAL}, got {self.batch_wait_steps}")
+        if not 0 < self.batch_wait_ratio <= 1:
+            raise ScenarioError(f"batch_wait_ratio must be a share from 0 to 1, got {self.batch_wait_ratio:g}")
+        if self.batch_wait_steps and self.policy not in ("chunked", "whole_prompt"):
+            raise ScenarioError(
+                "prompts that run beside decodes may wait for others (batch_wait_steps), not those of the policy "
+                f"{self.policy}: choose another engine or policy"
+            )
+        if self.batch_wait_steps and self.receive_interval_steps > 1:
+            raise ScenarioError("no engine has both a receive interval and a wait of prompts for others: give one")
         if not 0 <= self.lookahead_steps <= MOST_LOOKAHEAD:
             raise ScenarioError(f"lookahead_steps must be from 0 to {MOST_LOOKAHEAD:g}, got {self.lookahead_steps:g}")
         if self.kv_policy not in KV_POLICIES:

@@ -56,6 +56,8 @@ PrefixTokens = Annotated[float, Field(ge=0, le=MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Steps = Annotated[float, Field(ge=0, le=MOST_LOOKAHEAD)]
 Interval = Annotated[int, Field(ge=1, le=MOST_INTERVAL)]
+Wait = Annotated[int, Field(ge=0, le=MOST_INTERVAL)]
+Ratio = Annotated[float, Field(gt=0, le=1)]
 Duration = Annotated[float, Field(gt=0, le=1e9)]
 """Bounds on what a server can do: beyond them a number is a typo or in another unit, and the arithmetic overflows."""
 
@@ -70,8 +72,8 @@ class Point:
     start the prompts share; `prefix_hit`: the share of requests that found them in the server's prefix cache. Unknown
     counts as none. `kv_tokens`: how many tokens the instance's KV cache holds, according to the server. `protocol`: how
     the users of a closed loop started; their warm-up is left out of the figures if they were *staggered*. `policy`,
-    `token_budget`, `lookahead_steps` and `receive_interval_steps`: how the engine schedules, as far as its server or
-    its owner says so.
+    `token_budget`, `lookahead_steps`, `receive_interval_steps`, `batch_wait_steps` and `batch_wait_ratio`: how the
+    engine schedules, as far as its server or its owner says so.
     """
 
     model: Text
@@ -125,6 +127,8 @@ class Point:
     token_budget: Count | None = None
     lookahead_steps: Steps | None = None
     receive_interval_steps: Interval | None = None
+    batch_wait_steps: Wait | None = None
+    batch_wait_ratio: Ratio | None = None
 
     @property
     def void(self) -> bool:
@@ -139,7 +143,14 @@ class Point:
     @property
     def scheduling(self) -> Scheduling:
         """What is known of the engine's scheduler."""
-        return Scheduling(self.policy, self.token_budget or None, self.lookahead_steps, self.receive_interval_steps)
+        return Scheduling(
+            self.policy,
+            self.token_budget or None,
+            self.lookahead_steps,
+            self.receive_interval_steps,
+            self.batch_wait_steps,
+            self.batch_wait_ratio,
+        )
 
     @property
     def lengths(self) -> Lengths:
@@ -211,6 +222,8 @@ class Scheduling(NamedTuple):
     token_budget: int | None = None
     lookahead_steps: float | None = None
     receive_interval_steps: int | None = None
+    batch_wait_steps: int | None = None
+    batch_wait_ratio: float | None = None
 
 
 UNSAID = Scheduling()

@@ -614,6 +614,11 @@ def assumptions(question: Question, fleet: Fleet, replayed: bool = False) -> Ite
             f"The engine looks for new requests every {batching.receive_interval_steps:,} decode steps, after prompts "
             "and when it is idle: a request that arrives meanwhile waits for its next look."
         )
+    if batching.batch_wait_steps:
+        yield (
+            f"Prompts wait for others, {batching.batch_wait_steps:,} decode steps at most, while all tokens of an "
+            f"iteration would be less than {percent(batching.batch_wait_ratio)} of those that it may have."
+        )
     yield "All replicas are identical, and no GPU is throttled or shared."
 
 
@@ -727,15 +732,15 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "gpus_high": fleet.gpus_high,
         "verified_by": fleet.predicted.method,
         "warnings": cautions(fleet.warnings),
-        **sight_json(candidate.replica.batching),
+        **entry_json(candidate.replica.batching),
         "engine_settings": settings_json(candidate, [question.workload], fleet.in_flight),
         **cost_json(question, fleet),
     }
 
 
-def sight_json(batching: Batching) -> dict[str, Any]:
-    """When the engine sees new requests, as far as it is not at every iteration."""
-    usual, names = Batching(), ("lookahead_steps", "receive_interval_steps")
+def entry_json(batching: Batching) -> dict[str, Any]:
+    """What keeps requests that have arrived from the next iteration, as far as anything does."""
+    usual, names = Batching(), ("lookahead_steps", "receive_interval_steps", "batch_wait_steps", "batch_wait_ratio")
     return {name: value for name in names if (value := getattr(batching, name)) != getattr(usual, name)}
 
 

@@ -71,8 +71,9 @@ def scheduling_of_sglang(info: Mapping[str, Any]) -> Scheduling:
     below 1; with `enable_mixed_chunk` their chunks run beside the decodes. Unless `disable_overlap_schedule` each
     iteration is fixed while the one before runs. New requests are looked for every `scheduler_recv_interval` steps.
 
-    >>> scheduling_of_sglang({"chunked_prefill_size": 8192, "enable_mixed_chunk": False, "max_prefill_tokens": 16384})
-    Scheduling(policy='prefill_first', token_budget=8192, lookahead_steps=None, receive_interval_steps=None)
+    >>> info = {"chunked_prefill_size": 8192, "enable_mixed_chunk": False, "max_prefill_tokens": 16384}
+    >>> scheduling_of_sglang(info)[:2]
+    ('prefill_first', 8192)
     """
     mixed, serial = info.get("enable_mixed_chunk"), info.get("disable_overlap_schedule")
     chunk, most = info.get("chunked_prefill_size"), info.get("max_prefill_tokens")

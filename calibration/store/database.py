@@ -33,16 +33,20 @@ NETWORK_GONE_AFTER_S = 10
 followed by another long before its run is presumed dead."""
 TRY_AGAIN_FOR_S = 60.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
-SCHEMA = 8
+SCHEMA = 9
 """Version of the tables, raised with every added column. 1: without verdicts, facts, records and owners. 2: without
 progress, requests to stop and acceptance of points. 3: without shared prefixes of prompts. 4: without the size of the
-KV cache. 5: without how users started. 6: without how engines schedule. 7: without how often they look for requests."""
+KV cache. 5: without how users started. 6: without how engines schedule. 7: without how often they look for requests.
+8: without how long prompts wait for others."""
 
 T = TypeVar("T")
 
 LEVEL = ("isl", "osl", "isl_cv", "osl_cv", "load_kind", "load_value")
 """Columns that distinguish the points of one run."""
-WHOLE = ("tp", "pp", "max_batch_size", "requests", "errors", "kv_tokens", "token_budget", "receive_interval_steps")
+WHOLE = (
+    *("tp", "pp", "max_batch_size", "requests", "errors", "kv_tokens"),
+    *("token_budget", "receive_interval_steps", "batch_wait_steps"),
+)
 LARGEST_WHOLE = 2**31 - 1
 """Largest value of the columns `WHOLE`, on every database."""
 _TEXT = set("model precision gpu engine engine_version batching load_kind source measured_at notes".split())

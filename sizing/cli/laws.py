@@ -12,6 +12,8 @@ from sizing.analyses.closed_loop import closed_loop
 from sizing.candidates import cautions_at
 from sizing.cli.options import (
     as_json,
+    entry_of,
+    entry_options,
     field_option,
     length_options,
     measurement_options,
@@ -25,8 +27,6 @@ from sizing.cli.options import (
     session_routing_option,
     sessions_of,
     shape_option,
-    sight_of,
-    sight_options,
     take_shape,
     workload_options,
     write_json,
@@ -62,7 +62,7 @@ deployment_options = options(
 known_options = options(
     click.option("--kv-tokens", type=click.IntRange(1), help="Tokens that fit in the KV cache, if known."),
     click.option("--token-budget", type=click.IntRange(1), help="Tokens per iteration, if known."),
-    sight_options(told=False),
+    entry_options(always_given=False),
     click.option(
         "--open-loop/--no-open-loop",
         default=True,
@@ -234,7 +234,7 @@ slot_options = options(
     show_default=True,
     help="Output tokens for which KV cache is reserved, and the longest output; 0: the actual output. Not the OSL.",
 )
-@sight_options(told=True)
+@entry_options(always_given=True)
 @click.option("--queue-timeout", help="Time after which a waiting request is dropped, for instance 5s.")
 @click.option("--cancel", help="Time after which a client cancels its request, for instance 30s.")
 @click.option(
@@ -299,7 +299,7 @@ def simulated_replica(given: dict[str, Any]) -> Replica:
     """The engine that the options of `simulate` describe."""
     slots = (given["policy"], given["max_batch_size"], given["token_budget"])
     batching = Batching(*slots, given["kv_tokens"], given["kv_policy"], given["kv_max_tokens"])
-    batching = replace(batching, **sight_of(given))
+    batching = replace(batching, **entry_of(given))
     return Replica(coefficients_of(given), batching, speculation_of(given["speculate"]))
 
 
@@ -342,7 +342,7 @@ def law_of(given: dict[str, Any]) -> Fit:
         tuple(points_of_one_deployment(given)),
         kv_tokens=given["kv_tokens"],
         token_budget=given["token_budget"],
-        **sight_of(given),
+        **entry_of(given),
         open_loop=given["open_loop"],
         protocol=protocol_of(given),
     )
@@ -380,7 +380,7 @@ def points_of_one_deployment(given: dict[str, Any]) -> list[Point]:
     show_default=True,
     help="Keep the blocks of past turns for later ones.",
 )
-@sight_options(told=True)
+@entry_options(always_given=True)
 @replicas_option
 @session_routing_option("--routing")
 @click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True, help="Turns to simulate.")
@@ -395,7 +395,7 @@ def sessions_command(json_: bool, replicas: int, routing: Any, requests: int, se
     batching = Batching(
         *("chunked", given["max_batch_size"], given["token_budget"], given["kv_tokens"], "max_utilization"),
         kv_block_tokens=given["block_tokens"],
-        **sight_of(given),
+        **entry_of(given),
         prefix_cache=given["prefix_cache"],
     )
     replica = Replica(coefficients_of(given), batching)

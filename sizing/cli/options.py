@@ -346,32 +346,46 @@ which_options = options(
 )
 
 
-def sight_options(*, told: bool) -> Callable[[F], F]:
-    """When an engine sees new requests, ``--lookahead-steps`` and ``--receive-interval-steps``; where they need not be
-    `told`, what is known of the engine counts."""
-    usual, unless = Batching(), "" if told else " Default: what is known of the engine."
+def entry_options(*, always_given: bool) -> Callable[[F], F]:
+    """What keeps a request that has arrived from the next iteration: ``--lookahead-steps``,
+    ``--receive-interval-steps``, ``--batch-wait-steps`` and ``--batch-wait-ratio``. Where they need not be given, what
+    the points tell counts, else the engine's default."""
+    usual, unless = Batching(), "" if always_given else " Default: what the points tell, else the engine's default."
+
+    def option(name: str, kind: click.IntRange | click.FloatRange, words: str) -> Callable[[F], F]:
+        default = getattr(usual, name.strip("-").replace("-", "_")) if always_given else None
+        return click.option(name, type=kind, default=default, show_default=always_given, help=f"{words}{unless}")
+
     return options(
-        click.option(
+        option(
             "--lookahead-steps",
-            type=click.FloatRange(0, MOST_LOOKAHEAD),
-            default=usual.lookahead_steps if told else None,
-            show_default=told,
-            help=f"Iterations that the engine schedules ahead: 1 with asynchronous (overlap) scheduling.{unless}",
+            click.FloatRange(0, MOST_LOOKAHEAD),
+            "Iterations that the engine schedules ahead: 1 with asynchronous (overlap) scheduling.",
         ),
-        click.option(
+        option(
             "--receive-interval-steps",
-            type=click.IntRange(1, MOST_INTERVAL),
-            default=usual.receive_interval_steps if told else None,
-            show_default=told,
-            help=f"Decode steps from one look at new requests to the next: SGLang's --scheduler-recv-interval.{unless}",
+            click.IntRange(1, MOST_INTERVAL),
+            "Decode steps from one look at new requests to the next: SGLang's --scheduler-recv-interval.",
+        ),
+        option(
+            "--batch-wait-steps",
+            click.IntRange(0, MOST_INTERVAL),
+            "Decode steps that prompts wait for others at most: TensorRT-LLM's batch_wait_timeout_iters.",
+        ),
+        option(
+            "--batch-wait-ratio",
+            click.FloatRange(0, 1, min_open=True),
+            "Share of the token budget that waits no longer: TensorRT-LLM's batch_wait_max_tokens_ratio.",
         ),
     )
 
 
-def sight_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of Batching that `sight_options` give."""
-    names = "lookahead_steps", "receive_interval_steps"
-    return {name: given[name] for name in names if given[name] is not None}
+ENTRY = ("lookahead_steps", "receive_interval_steps", "batch_wait_steps", "batch_wait_ratio")
+
+
+def entry_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of Batching that `entry_options` give."""
+    return {name: given[name] for name in ENTRY if given[name] is not None}
 
 
 choice_options = options(
@@ -383,7 +397,7 @@ choice_options = options(
         show_default=True,
         help="Output tokens for which the engine reserves KV cache per request; 0: the actual output.",
     ),
-    sight_options(told=False),
+    entry_options(always_given=False),
 )
 
 
@@ -413,14 +427,14 @@ def protocol_of(given: dict[str, Any]) -> Protocol:
 
 def configured(candidates: Sequence[Candidate], given: dict[str, Any], osl: float) -> list[Candidate]:
     """The candidates with engines that are set as `choice_options` say: they reserve memory for so many output tokens
-    a request, look so many iterations ahead and for new requests so often.
+    a request, look so many iterations ahead and for new requests so often, and let prompts wait for others so long.
 
     ScenarioError where the tokens are fewer than `osl`, the mean request's.
     """
     most = given["max_tokens"]
     if most < 0 or 0 < most < osl:
         raise ScenarioError(f"--max-tokens must be 0, or at least OSL ({osl:g} tokens), got {most}")
-    settings = ({"max_tokens": most} if most else {}) | sight_of(given)
+    settings = ({"max_tokens": most} if most else {}) | entry_of(given)
     if not settings:
         return list(candidates)
     return [

@@ -441,7 +441,9 @@ def print_fit(fitted: Fit) -> None:
     ahead = f", looks {significant(steps)} {'iteration' if steps == 1 else 'iterations'} ahead" if steps else ""
     interval = fitted.batching.receive_interval_steps
     looks = f", looks for new requests every {interval} decode steps" if interval > 1 else ""
-    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}{packed}{ahead}{looks}")
+    wait = fitted.batching.batch_wait_steps
+    waits = f", prompts wait for others up to {wait} decode steps" if wait else ""
+    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}{packed}{ahead}{looks}{waits}")
     table = Table("coefficient", "value", "90 % interval")
     for name in fitted.names:
         low, high = fitted.interval(name)

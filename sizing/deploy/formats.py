@@ -65,6 +65,11 @@ def _notes(pool: Pool, engine: str) -> Iterator[str]:
             f"simulated with a look at new requests every {settings.receive_interval_steps} decode steps, for which "
             f"{title} has no setting: it looks more often"
         )
+    if settings.batch_wait_steps > 0 and engine != "trtllm":
+        yield (
+            f"simulated with prompts that wait for others up to {settings.batch_wait_steps} decode steps, for which "
+            f"{title} has no setting: they start at once"
+        )
     if settings.draft_tokens:
         yield (
             f"simulated with speculative decoding of {settings.draft_tokens} draft tokens: add the draft model, which "
@@ -213,6 +218,8 @@ def _trtllm(pool: Pool) -> Told:
         "max_num_tokens": settings.token_budget,
         "max_seq_len": settings.max_model_tokens,
         "enable_chunked_prefill": settings.policy == "chunked",
+        "batch_wait_timeout_iters": settings.batch_wait_steps or None,
+        "batch_wait_max_tokens_ratio": settings.batch_wait_ratio if settings.batch_wait_steps else None,
         "kv_cache_config": {name: value for name, value in cache.items() if value is not None},
         "scheduler_config": {"capacity_scheduler_policy": policy},
     }

@@ -70,6 +70,8 @@ class EngineSettings:
     draft_tokens: Annotated[int, Field(ge=0)]
     in_flight: Annotated[float, Field(gt=0)] | None
     receive_interval_steps: _Count = 1
+    batch_wait_steps: Annotated[int, Field(ge=0)] = 0
+    batch_wait_ratio: _Share = 1.0
 
 
 def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flight: float) -> EngineSettings:
@@ -104,6 +106,8 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
         draft_tokens=speculation.draft_tokens if speculation else 0,
         in_flight=in_flight if math.isfinite(in_flight) and in_flight > 0 else None,
         receive_interval_steps=batching.receive_interval_steps,
+        batch_wait_steps=batching.batch_wait_steps,
+        batch_wait_ratio=batching.batch_wait_ratio,
     )
 
 

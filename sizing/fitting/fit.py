@@ -124,6 +124,8 @@ def fit(
     token_budget: int | None = None,
     lookahead_steps: float | None = None,
     receive_interval_steps: int | None = None,
+    batch_wait_steps: int | None = None,
+    batch_wait_ratio: float | None = None,
     open_loop: bool = True,
     protocol: Protocol = UNTOLD,
 ) -> Fit:
@@ -133,8 +135,9 @@ def fit(
     `prior`: a law from elsewhere to lean on; unless told otherwise the day-zero law of model and GPU, where the
     catalogue has both. `batching`: the engine's, when it is known; otherwise the policy is chosen by residual and the
     batch limit taken from the points, `kv_tokens` from the caller or else the points, and so are `token_budget`,
-    `lookahead_steps` and `receive_interval_steps`; where nobody tells, the interval is 1, and the look-ahead what is
-    known of the engine, or 0 where that explains the points better. `protocol`: how the points were measured; where it
+    `lookahead_steps`, `receive_interval_steps`, `batch_wait_steps` and `batch_wait_ratio`; where nobody tells, the
+    interval is 1, no prompt waits for others, and the look-ahead is what is known of the engine, or 0 where that
+    explains the points better. `protocol`: how the points were measured; where it
     says nothing of the start, what the points say counts if they agree. A KV cache of unknown size is fitted where it
     seems to limit the batch; else it is as large as estimated, unless the points held that much already.
     Points of one load level scale the law that they lean on, and say nothing of its shape.
@@ -161,7 +164,10 @@ def fit(
         )
         if kv_tokens is None and one_level and told is not None:
             kv_tokens = _kv_tokens(told, chosen)
-    scheduling = _told_scheduling(chosen, Scheduling("", token_budget, lookahead_steps, receive_interval_steps))
+    by_caller = Scheduling(
+        "", token_budget, lookahead_steps, receive_interval_steps, batch_wait_steps, batch_wait_ratio
+    )
+    scheduling = _told_scheduling(chosen, by_caller)
     rules = _candidates(chosen, batching, kv_tokens, scheduling)
     if kv_tokens is None and batching is None and told is not None:
         rules = _within_memory(rules, told, chosen)
@@ -407,8 +413,10 @@ def _candidates(
 ) -> tuple[Batching, ...]:
     if batching is not None:
         return (batching,)
-    told_policy, told_budget, told_steps, told_interval = scheduling
+    told_policy, told_budget, told_steps, told_interval, told_wait, told_ratio = scheduling
     policies: tuple[Policy, ...] = (told_policy,) if told_policy else ("chunked", "prefill_first", "whole_prompt")
+    if told_wait and not told_policy:
+        policies = ("chunked", "whole_prompt")  # the others know no such wait
     decoding_most = max(decoding(point) for point in points)
     busy = max(busiest(points), math.ceil(decoding_most))
     longest, one = max(point.isl for point in points), points[0]
@@ -426,6 +434,8 @@ def _candidates(
         kv_block_tokens=defaults.kv_block_tokens,
         lookahead_steps=defaults.lookahead_steps if told_steps is None else told_steps,
         receive_interval_steps=told_interval or 1,
+        batch_wait_steps=told_wait or 0,
+        batch_wait_ratio=told_ratio or 1.0,
     )
     rules = tuple(
         replace(base, policy=policy, max_batch_size=limit, token_budget=budget)

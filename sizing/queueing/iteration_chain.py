@@ -10,11 +10,11 @@ arriving request finds in progress. Solved for a dozen values of d together, pro
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln, ndtr
+from scipy.special import gammaln, ndtr, pdtrc
 
 from sizing.compiled import compiled_apart
 from sizing.engine import Batching, Replica
@@ -87,6 +87,24 @@ def prefill_room(replica: Replica, demand: Demand, batch: Floats) -> Floats:
     return np.asarray(np.clip(room, 1.0, rule.max_batch_size * one))
 
 
+def awaited_tokens(replica: Replica, batch: Floats) -> Floats:
+    """Prompt tokens that wait for no others, beside `batch` sequences; with nothing to decode none do."""
+    rule = replica.batching
+    awaited = rule.batch_wait_ratio * rule.token_budget - DecodeCost.of(replica).tokens * batch
+    return np.asarray(np.where(batch > 0, np.maximum(awaited, 0.0), 0.0))
+
+
+def steps_in_vain(replica: Replica, demand: Demand, batch: Floats) -> Floats:
+    """Decode steps before a full iteration, beside `batch` sequences, in which its prompts wait for others that do not
+    fit: whole prompts leave up to one of them unused, and where that is more than the wait is content with, they wait
+    all its steps."""
+    rule = replica.batching
+    if rule.cuts_prompts:
+        return np.zeros_like(batch)
+    content = (1 - rule.batch_wait_ratio) * rule.token_budget / demand.prompt_tokens
+    return np.asarray(np.where(batch > 0, rule.batch_wait_steps * max(1 - content, 0.0), 0.0))
+
+
 SINGLE = Groups()
 EARLY_ROUNDS = 5
 """Until the mean duration of prompts is that of the law that it leads to."""
@@ -107,7 +125,8 @@ class Iterations:
     at each iteration boundary unless it has a receive interval. `duration_s`: of the iteration that follows, and
     `look_s` up to the next look. `share`: of all iterations, those with q quanta. `left_tokens`: prompt tokens an
     iteration cannot serve. `room_tokens` (grid,): prompt tokens one takes. `itl_s` (grid,): mean time between two
-    tokens of a running sequence.
+    tokens of a running sequence. In the last `waits` states, if any, prompts that could run wait for others in decode
+    steps, which count as one iteration up to the next look, until `awaited_tokens` (grid,) of them wait.
     """
 
     batch: Floats
@@ -118,6 +137,8 @@ class Iterations:
     left_tokens: Floats
     room_tokens: Floats
     itl_s: Floats
+    waits: int = 0
+    awaited_tokens: Floats | None = None
 
     def running_s(self, seconds: Floats) -> Floats:
         """`duration_s` or `look_s` with none of an idle engine, which waits for the next request."""
@@ -126,6 +147,13 @@ class Iterations:
         running_s = seconds.copy()
         running_s[0, 0] = 0.0
         return running_s
+
+    def waited_s(self) -> Floats:
+        """Mean seconds that prompts wait for others, per row."""
+        waits = slice(self.look_s.shape[1] - self.waits, None)
+        times = self.probability[:, waits].sum(axis=1)
+        total_s = (self.probability * self.look_s)[:, waits].sum(axis=1)
+        return np.asarray(np.divide(total_s, times, out=np.zeros_like(times), where=times > 1e-12))
 
     def seen_by_arrivals(self) -> Floats:
         """Cumulative law, per row, of the iteration in progress at a random instant, with the decode steps after it
@@ -142,7 +170,8 @@ def open_iterations(
     An idle engine (d = 0, q = 0) waits for the next group, then starts on it.
     """
     rule = replica.batching
-    states = _States.of(replica, demand, batch, groups, rate_per_s, rule.receive_interval_steps)
+    steps = max(rule.receive_interval_steps, 1 + rule.batch_wait_steps)
+    states = _States.of(replica, demand, batch, groups, rate_per_s, steps)
     groups_per_s = rate_per_s / groups.mean
     if looks_early(rule):
         return states.solve_early(rule, groups_per_s)
@@ -152,6 +181,9 @@ def open_iterations(
     if batch[0] == 0:
         duration[0, 0] = look_s[0, 0] = 1 / groups_per_s
         arriving[0, 0] = np.arange(arriving.shape[2]) == 1
+    if rule.batch_wait_steps > 0:
+        per_step = groups_per_s * states.duration_s[:, 0]
+        return states.solve_awaiting(replica, demand, arriving, duration, per_step)
     return states.solve(rule, arriving, duration, look_s, rule.receive_interval_steps)
 
 
@@ -171,7 +203,10 @@ def closed_iterations(replica: Replica, demand: Demand, batch: Floats) -> Iterat
     finishing = np.repeat((batch / demand.decode_steps)[:, None], states.duration_s.shape[1], axis=1)
     if replica.batching.policy == "prefill_first":
         finishing[:, 1:] = 0.0  # no sequence decodes, so none finishes, while prompts run
-    return states.solve(replica.batching, states.arrivals(finishing), states.duration_s, states.duration_s)
+    arriving = states.arrivals(finishing)
+    if replica.batching.batch_wait_steps > 0:
+        return states.solve_awaiting(replica, demand, arriving, states.duration_s, finishing[:, 0])
+    return states.solve(replica.batching, arriving, states.duration_s, states.duration_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +264,7 @@ class _States:
             probability = _stationary(_shifted(arriving @ quanta, left))
         else:
             probability = _stationary(quanta @ arriving) @ quanta
-        return self._found(rule, probability, duration_s, look_s, steps_to_look)
+        return self._found(rule, probability, duration_s, look_s, self._iterations(1, steps_to_look))
 
     def solve_early(self, rule: Batching, groups_per_s: float) -> Iterations:
         """The same for open iterations of an engine that `looks_early`, in twice as many states: the look comes while a
@@ -262,15 +297,70 @@ class _States:
             probability /= probability.sum(axis=1, keepdims=True)
             prompts = probability * np.tile(waiting > 0, 2)
             prompts_s = (prompts * duration_s).sum(axis=1, keepdims=True) / prompts.sum(axis=1, keepdims=True)
-        return self._found(rule, probability, duration_s, look_s, interval)
+        return self._found(rule, probability, duration_s, look_s, self._iterations(2, interval))
+
+    def _iterations(self, times: int, steps_to_look: int) -> Floats:
+        """Iterations up to the next look in each state, so many times repeated."""
+        return np.tile(np.where(np.arange(self.duration_s.shape[1]) == 0, float(steps_to_look), 1.0), times)
+
+    def solve_awaiting(
+        self, replica: Replica, demand: Demand, arriving: Floats, duration_s: Floats, per_step: Floats
+    ) -> Iterations:
+        """The same where prompts wait for others after each iteration, for so many decode steps or until enough tokens
+        wait; `per_step` (grid,) groups arrive in a step. Such waits are states of their own.
+
+        A wait ends with the prompt that brings the tokens, after an Erlang time, or with the steps.
+        """
+        rule, awaited = replica.batching, awaited_tokens(replica, self.batch)
+        count, steps = duration_s.shape[1], rule.batch_wait_steps
+        waiting, one = np.arange(count), max(round(self.one_prompt), 1)
+        left = np.maximum(0.0, waiting - self.room_tokens[:, None] / self.quantum)
+        quanta = self.quanta_of_groups[: arriving.shape[2]]
+        until = _shifted(arriving @ quanta, left)
+        lacking = np.ceil(np.maximum(awaited[:, None] / self.quantum - waiting, 0.0) / self.one_prompt - 1e-9)
+        lacking[:, 0] = 0.0  # nothing waits
+        # E[min(time of the c-th arrival, steps)] = sum over i < c of P(more than i come) / rate
+        fewer = np.arange(int(lacking.max()))
+        more = pdtrc(fewer, (steps * per_step)[:, None]) / np.maximum(per_step, math.exp(LEAST_LOG))[:, None]
+        held = np.minimum(np.hstack([np.zeros((len(per_step), 1)), np.cumsum(more, axis=1)]), steps)
+        held_steps = np.take_along_axis(held, lacking.astype(np.int64), axis=1)
+        counts = self.arrivals((steps * per_step)[:, None])[:, 0]
+        come = counts @ self.quanta_of_groups[: counts.shape[1]]
+        ended = np.tile(np.eye(count), (len(per_step), 1, 1))
+        for row, place in zip(*np.nonzero(lacking), strict=True):
+            last = min(place + int(lacking[row, place]) * one, count - 1)
+            ended[row, place] = 0.0
+            ended[row, place, place:last] = come[row, : last - place]
+            ended[row, place, last] = max(0.0, 1 - come[row, : last - place].sum())
+        # A full iteration of whole prompts: in vain, all the steps.
+        budget = np.maximum(rule.token_budget - DecodeCost.of(replica).tokens * self.batch, 1.0)
+        vain = steps_in_vain(replica, demand, self.batch)[:, None] / steps * (self.quantum * waiting > budget[:, None])
+        for row, place in zip(*np.nonzero(vain), strict=True):
+            part = vain[row, place]
+            ended[row, place] *= 1 - part
+            ended[row, place, place:] += part * come[row, : count - place]
+            ended[row, place, -1] += part * max(0.0, 1 - come[row, : count - place].sum())
+        held_steps = np.where(vain > 0, steps, held_steps)
+        # A prompt of which a chunk has run waits no more.
+        awaits = left == 0 if rule.cuts_prompts else np.ones(left.shape, np.bool_)
+        runs = _stationary(np.where(awaits[..., None], until @ ended, until))
+        waits = np.einsum("dq,dqr->dr", runs * awaits, until) * np.where(lacking > 0, 1.0, vain)
+        probability = np.hstack([runs, waits])
+        probability /= probability.sum(axis=1, keepdims=True)
+        step_s = np.repeat(duration_s[:, :1], count, axis=1)
+        duration_s, look_s = np.hstack([duration_s, step_s]), np.hstack([duration_s, held_steps * step_s])
+        iterations = np.hstack([np.ones_like(runs), held_steps])
+        found = self._found(rule, probability, duration_s, look_s, iterations)
+        tokens = np.hstack([found.left_tokens[:, :count], np.tile(self.quantum * waiting, (len(runs), 1))])
+        return replace(found, left_tokens=tokens, waits=count, awaited_tokens=awaited)
 
     def _found(
-        self, rule: Batching, probability: Floats, duration_s: Floats, look_s: Floats, steps_to_look: int
+        self, rule: Batching, probability: Floats, duration_s: Floats, look_s: Floats, iterations: Floats
     ) -> Iterations:
         """What the law of the states at looks says of iterations."""
         waiting = np.tile(np.arange(self.duration_s.shape[1]), probability.shape[1] // self.duration_s.shape[1])
         left = np.maximum(0.0, waiting - self.room_tokens[:, None] / self.quantum)
-        share = probability * np.where(waiting == 0, steps_to_look, 1)
+        share = probability * iterations
         share /= share.sum(axis=1, keepdims=True)
         mean_s = (share * duration_s).sum(axis=1)
         decodes = share[:, waiting == 0].sum(axis=1) if rule.policy == "prefill_first" else 1.0
@@ -322,7 +412,8 @@ def _attention_per_token(
     """E[A]/tokens of `tokens` prompt tokens that wait together: many tokens at a low rate are one long prompt.
 
     Of j prompts with n tokens in all, E[sum of squares] is about n^2 (1 + cv^2)/(j + cv^2); j has Poisson weights of
-    mean rate x iteration with one prompt, plus the rest of a group, and the chance of n tokens under the `law` of j.
+    mean rate x iteration with one prompt, and the steps in which prompts wait for others, plus the rest of a group, and
+    the chance of n tokens under the `law` of j.
 
     What comes while a long prompt runs is short, but a state knows only how many tokens wait, and takes those for
     another long one: where more came in an iteration than it serves, such states would never end. So a full iteration
@@ -333,6 +424,8 @@ def _attention_per_token(
         return mean
     one = np.array([demand.prompt_tokens])
     expected = rate_per_s * float(iteration_s(replica, demand, 0 * one, one, one * demand.attention_per_token)[0])
+    step_s = float(iteration_s(replica, demand, 0 * one + 1, 0 * one, 0 * one)[0])
+    expected += rate_per_s * replica.batching.batch_wait_steps * step_s
     expected += groups.mean - 1
     number = np.arange(1, len(law))
     weight = np.exp(number * math.log(expected) - gammaln(number + 1))[:, None] * law[1:]

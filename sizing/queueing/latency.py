@@ -68,13 +68,16 @@ def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Point
     Gamma, mean k / rate, shape k / cv^2.
     """
     running = np.minimum(found, scene.state.slots)
-    row, duration, backlog = _iteration_in_progress(scene, running, points)
+    row, place, duration, backlog = _iteration_in_progress(scene, running, points)
     ahead, behind = scene.groups.companions(points.group_before, points.group_after)
     before = prompts_arriving(scene, duration * points.moment, points.before, points.before_tokens, ahead)
-    after = prompts_arriving(scene, duration * (1 - points.moment), points.after, points.after_tokens, behind)
+    rest_s = duration * (1 - points.moment)
+    if scene.near.waits > 0:
+        rest_s = _awaited_s(scene, row, place, rest_s, backlog + before + requests.prompt_tokens, points.slot)
+    after = prompts_arriving(scene, rest_s, points.after, points.after_tokens, behind)
     room = scene.near.room_tokens[row]
     full_s, own_s, left = _service_s(scene, running, requests, backlog + before, after, room)
-    served_s = duration * (1 - points.moment) + full_s + own_s
+    served_s = rest_s + full_s + own_s
     if scene.replica.batching.lookahead_steps > 0:
         served_s = served_s + _fixed_s(scene, row, duration, np.floor(backlog / room), points)
     waiting = found + ahead - scene.state.slots + 1
@@ -86,17 +89,37 @@ def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Point
     return served_s, own_s, left
 
 
-def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Grid row next to `running` (randomized rounding), seconds of the iteration found (0 = idle), tokens it leaves.
+def _iteration_in_progress(
+    scene: Scene, running: Floats, points: Points
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats, Floats]:
+    """Grid row next to `running` (randomized rounding), state of the iteration found, its seconds (0 = idle) and the
+    tokens it leaves.
 
-    Decode steps up to the next look at new requests count as one iteration.
+    Decode steps up to the next look at new requests, or in which prompts wait for others, count as one iteration.
     """
     chain = scene.near
     grid = np.arange(float(len(chain.batch)))
     position = np.interp(np.arange(scene.state.slots + 1.0), chain.batch, grid)[running.astype(np.int64)]
     row = np.minimum((position + points.row).astype(np.int64), len(grid) - 1)
     found = places_in_rows(chain.seen_by_arrivals(), row, points.iteration)
-    return row, chain.running_s(chain.look_s).ravel()[found], chain.left_tokens.ravel()[found]
+    states = chain.look_s.shape[1]
+    return row, found - row * states, chain.running_s(chain.look_s).ravel()[found], chain.left_tokens.ravel()[found]
+
+
+def _awaited_s(
+    scene: Scene, row: NDArray[np.int64], place: NDArray[np.int64], rest_s: Floats, tokens: Floats, normal: Floats
+) -> Floats:
+    """Seconds until prompts that wait for others run, where an arrival brings them to `tokens`: what is left of the
+    wait in progress, or `rest_s` of another state and a wait; either ends early with those that bring the rest of the
+    tokens, if such a wait does (see `steps_in_vain`)."""
+    chain, batch_wait_steps = scene.near, scene.replica.batching.batch_wait_steps
+    awaited = np.asarray(chain.awaited_tokens)[row]
+    groups = np.ceil(np.maximum(awaited - tokens, 0.0) / (scene.groups.mean * scene.demand.prompt_tokens))
+    come_s = groups * scene.groups.mean / scene.near_per_s * gamma_quantile(np.maximum(groups, 1.0), normal)
+    waits = place >= chain.look_s.shape[1] - chain.waits
+    left_s = np.where(waits, rest_s, batch_wait_steps * chain.duration_s[row, -1])
+    in_vain = waits & (chain.left_tokens[row, place] >= awaited)
+    return np.asarray(np.where(waits, 0.0, rest_s) + np.where(in_vain, left_s, np.minimum(left_s, come_s)))
 
 
 def _fixed_s(scene: Scene, row: NDArray[np.int64], duration: Floats, full: Floats, points: Points) -> Floats:

@@ -33,6 +33,7 @@ from sizing.queueing.iteration_chain import (
     iteration_s,
     open_iterations,
     prefill_room,
+    steps_in_vain,
 )
 from sizing.queueing.latency import Scene, first_stall_s, first_token_s, mean_step_over_life_s, stalled_share
 from sizing.queueing.points import Points, low_discrepancy_points
@@ -223,13 +224,14 @@ def with_full_slots(iterations: Iterations, replica: Replica, demand: Demand, st
 
 
 def between_looks(iterations: Iterations, replica: Replica, demand: Demand) -> Iterations:
-    """ITL(d) of requests that start where the engine has looked for others: the next look is a whole interval away, so
-    that they meet half a look less than as many steps elsewhere."""
-    missed = (replica.batching.receive_interval_steps - 1) / 2
-    if missed == 0:
-        return iterations
+    """ITL(d) of requests that start where the engine has looked for others, or after a wait for them: the next look or
+    the end of the next wait is a whole interval away, so that they meet half of it less than as many steps elsewhere.
+    """
     step_s = iteration_s(replica, demand, iterations.batch, 0 * iterations.batch, 0 * iterations.batch)
-    met = 1 - min(missed / demand.decode_steps, 1.0)
+    missed = iterations.waited_s() / step_s / 2 + (replica.batching.receive_interval_steps - 1) / 2
+    if not missed.any():
+        return iterations
+    met = 1 - np.minimum(missed / demand.decode_steps, 1.0)
     return dataclasses.replace(iterations, itl_s=step_s + met * (iterations.itl_s - step_s))
 
 
@@ -360,7 +362,8 @@ def _rate_with(replica: Replica, demand: Demand, lengths: Lengths, most: int) ->
     if replica.batching.policy == "prefill_first":
         return by_places
     lane = DecodeCost.of(replica).tokens
-    filling = replica.batching.token_budget / (lane + demand.prompt_tokens / demand.decode_steps)
+    steps = 1 + float(steps_in_vain(replica, demand, np.array([float(most)]))[0])
+    filling = replica.batching.token_budget / (lane + steps * demand.prompt_tokens / demand.decode_steps)
     by_tokens = Stability(_token_bound_rate(replica, demand, min(float(most), filling)), "token_budget")
     if filling <= most or by_tokens.rate_per_s < by_places.rate_per_s:
         return by_tokens
@@ -368,11 +371,13 @@ def _rate_with(replica: Replica, demand: Demand, lengths: Lengths, most: int) ->
 
 
 def _token_bound_rate(replica: Replica, demand: Demand, running: float) -> float:
-    """Requests/s if every iteration computes as many prompt tokens as fit beside `running` decodes."""
+    """Requests/s if every iteration computes as many prompt tokens as fit beside `running` decodes, but for steps in
+    which they wait for others in vain."""
     batch = np.array([running])
     room = prefill_room(replica, demand, batch)
     full_s = iteration_s(replica, demand, batch, room, room * demand.attention_per_token)
-    return float(room[0] / demand.prompt_tokens / full_s[0])
+    wait_s = steps_in_vain(replica, demand, batch) * iteration_s(replica, demand, batch, 0 * batch, 0 * batch)
+    return float(room[0] / demand.prompt_tokens / (full_s[0] + wait_s[0]))
 
 
 # --- Formula against simulation for one plan: a cross-check that reports disagreement

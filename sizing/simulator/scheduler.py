@@ -43,6 +43,7 @@ from sizing.simulator.state import (
     step_at,
 )
 from sizing.simulator.waiting import (
+    awaits_others,
     expire_all,
     first_in_line,
     first_seen,
@@ -762,6 +763,7 @@ def step(engine: Engine, state: State, work: Workspace, requests: Requests, unti
     if state.next_sample_s <= state.clock_s:
         sample(state, work)
     short = False
+    state.awaiting = 0
     if engine.kv_policy == MAX_UTILIZATION and engine.policy != STATIC and overflows(engine, state, 1):
         short = make_room(engine, state, work, requests)
     prompt_tokens, attention = 0, 0.0
@@ -794,6 +796,10 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
     prompt_tokens, attention = 0, 0.0
     if engine.overlooks > 0:
         look(engine, state)
+    if engine.batch_wait_steps > 0 and state.running > 0 and not short:
+        state.awaiting = int(awaits_others(engine, state, work, requests, room))
+        if state.awaiting > 0:
+            return 0, 0.0
     if state.prefilling != NOBODY and room > 0:
         prompt_tokens, attention = continue_prompt(state, work, requests, room)
     while state.waiting > 0 and state.admitted < engine.max_batch_size and not short:
@@ -926,6 +932,7 @@ def prefill_iteration(
         if state.next_cancel_s < state.clock_s:
             cancel(engine, state, work, requests, False)
     state.looked = state.formed + 1
+    state.waited = 0
     for place in range(state.joining):
         start_decoding(engine, state, work, requests, work.joining[place])
     if engine.policy == STATIC and state.running > 0:
@@ -946,11 +953,16 @@ def decode_stretch(engine: Engine, state: State, work: Workspace, requests: Requ
         steps = steps_ahead(engine, state, work)
         if engine.overlooks > 0 and state.waiting > 0:
             steps = min(steps, steps_unseen(engine, state, work, requests))
+        if state.awaiting > 0:
+            # Where memory fills up as sequences grow, prompts may no longer fit, and then do not wait for others.
+            steps = 1 if engine.kv_policy == MAX_UTILIZATION else min(steps, engine.batch_wait_steps - state.waited)
         until_s = min(until_s, state.next_cancel_s, state.next_sample_s)
         if state.waiting > 0:
             until_s = min(until_s, state.next_deadline_s)
         if stretch_s(step_s, longer_s, steps) > until_s - state.clock_s:
             steps = steps_to(step_s, longer_s, until_s - state.clock_s)
+    if state.awaiting > 0:
+        state.waited += steps
     state.clock_s += stretch_s(step_s, longer_s, steps)
     note_formed(engine, state, steps, step_s + (steps - 1) * longer_s)
     if engine.send_s > 0:

@@ -131,6 +131,8 @@ class Engine:
     lookahead_steps: float  # 0 for static batches
     receive_interval_steps: int  # 1 for static batches
     overlooks: int  # 1 if look-ahead or that interval may keep a request that waits from the next iteration
+    batch_wait_steps: int
+    batch_wait_tokens: float  # of decodes and prompts: an iteration of so many waits for no others
     lane_tokens: int  # tokens a decode step puts through the matrix products for each sequence
     draft_pass_s: float
     draft_sequence_s: float
@@ -191,6 +193,8 @@ class State:
     formed: int  # if engines overlook: iterations formed since the start; the last of them ends at clock_s
     formed_s: float  # how long that one takes
     looked: int  # the iteration before which the engine last looked at what had arrived, as far as it matters
+    waited: int  # decode steps, since prompts last ran, in which prompts that could have run waited for others
+    awaiting: int  # 1 if they do in the iteration that is being formed
     sent_s: float  # where sending tokens takes time: until when they are counted
     sent_per_s: float  # tokens/s that running sequences had lately
     woken: int  # iterations formed when it last had nothing to do
@@ -251,6 +255,7 @@ def engine_of(replica: Replica, shared_tokens: int = 0, *, by_priority: bool = F
         *(KV_POLICIES.index(rule.kv_policy), rule.max_tokens, rule.kv_block_tokens, rule.max_waiting, rule.padded),
         *(rule.prefix_cache, by_priority, shared_tokens),
         *((0.0, 1, 0) if rule.policy == "static" else _sight(rule)),
+        *(rule.batch_wait_steps, rule.batch_wait_ratio * rule.token_budget),
         *_speculation_values(replica.speculation),
         *(rough.padding, rough.knee, rough.jitter),
         *((1, *map(tuple, law.bend.tables)) if law.bend.sequences else (0, NO_BEND, NO_BEND)),

@@ -24,6 +24,7 @@ from sizing.simulator.state import (
     STATIC,
     TIMED_OUT,
     WAITING,
+    WHOLE_PROMPT,
     Engine,
     Requests,
     State,
@@ -340,15 +341,76 @@ def first_seen(state: State, work: Workspace, requests: Requests) -> int:
 
 @compiled_apart
 def steps_unseen(engine: Engine, state: State, work: Workspace, requests: Requests) -> int:
-    """Decode steps, at least 1, up to the iteration in which another waiting request may be admitted."""
+    """Decode steps, at least 1, up to the iteration in which another waiting request may be admitted, or may end the
+    wait of those before it for others."""
     first = MAX_ITERATIONS
     for line in range(PRIORITIES):
         request = first_of(work, requests, line)
+        while state.awaiting > 0 and request != NOBODY and requests[request].seen_from <= state.looked:
+            request = requests[request].behind
         if request != NOBODY and requests[request].seen_from > state.looked:
             first = min(first, requests[request].seen_from)
     interval = engine.receive_interval_steps
     looks = (first - state.looked + interval - 1) // interval
     return int(state.looked + looks * interval - state.formed - 1)
+
+
+@compiled_apart
+def awaits_others(engine: Engine, state: State, work: Workspace, requests: Requests, room: int) -> bool:
+    """True if the prompts that could run in the iteration that is being formed, within `room` tokens, wait for others.
+
+    They are admitted as `admit` would admit them, and let go again. None waits with a prompt in progress, or with one
+    that was computed elsewhere."""
+    if state.waited >= engine.batch_wait_steps or state.prefilling != NOBODY or room <= 0:
+        return False
+    admitted, reserved, used = state.admitted, state.reserved_tokens, state.used_tokens
+    tokens = 0
+    request = next_seen(engine, state, work, requests, NOBODY)
+    while request != NOBODY and tokens < room and state.admitted < engine.max_batch_size:
+        chunk = prompt_tokens_of(requests, request)
+        if chunk > room - tokens:
+            if engine.policy != WHOLE_PROMPT:
+                chunk = room - tokens
+            elif tokens > 0:
+                break
+        if not fits(engine, state, work, requests, request):
+            break
+        if chunk == 0:
+            tokens = engine.token_budget
+        if shares_prefix(engine, work, requests, request):
+            hold_prefix(engine, state, work, requests, request)
+        state.admitted += 1
+        state.reserved_tokens += reservation(engine, requests, request)
+        state.used_tokens += memory_when_admitted(engine, requests, request)
+        tokens += chunk
+        request = next_seen(engine, state, work, requests, request)
+    request = NOBODY
+    for _ in range(state.admitted - admitted):
+        request = next_seen(engine, state, work, requests, request)
+        if shares_prefix(engine, work, requests, request):
+            let_prefix_go(engine, state, work, requests, request)
+    state.admitted, state.reserved_tokens, state.used_tokens = admitted, reserved, used
+    return bool(tokens > 0 and engine.token_budget - room + tokens < engine.batch_wait_tokens)
+
+
+@compiled_apart
+def next_seen(engine: Engine, state: State, work: Workspace, requests: Requests, request: int) -> int:
+    """The request to admit after `request`, or first after NOBODY, of those that the engine has seen."""
+    line = 0
+    if request != NOBODY:
+        line = line_of(requests, request)
+        request = requests[request].behind
+    else:
+        request = first_of(work, requests, line)
+    while True:
+        while request != NOBODY and requests[request].stage == OUTSIDE:
+            request = requests[request].behind
+        if request != NOBODY and (engine.overlooks == 0 or requests[request].seen_from <= state.looked):
+            return int(request)
+        line += 1
+        if line == PRIORITIES:
+            return NOBODY
+        request = first_of(work, requests, line)
 
 
 @compiled

@@ -45,6 +45,8 @@ _UNKNOWN_OR |= {"prefix_tokens": st.none() | st.floats(0, 1e6), "prefix_hit": st
 _UNKNOWN_OR |= {"lookahead_steps": st.none() | st.floats(0, MOST_LOOKAHEAD)}
 _UNKNOWN_OR |= {name: st.none() | st.integers(0, 2**31 - 1) for name in WHOLE[2:]}
 _UNKNOWN_OR |= {"receive_interval_steps": st.none() | st.integers(1, MOST_INTERVAL)}
+_UNKNOWN_OR |= {"batch_wait_steps": st.none() | st.integers(0, MOST_INTERVAL)}
+_UNKNOWN_OR |= {"batch_wait_ratio": st.none() | st.floats(0.01, 1)}
 points = st.fixed_dictionaries(_NEEDED | _UNKNOWN_OR).map(lambda values: Point(**values))
 facts = st.dictionaries(text, st.floats(allow_nan=False, allow_infinity=False), max_size=4)
 

@@ -18,6 +18,7 @@ from calibration.store.records_file import read_log
 from calibration.target import access
 from sizing.errors import FitError
 from sizing.fitting import fit
+from sizing.points import Scheduling
 from tests.calibration.openai_server import MODEL, Manners, OpenAiServer, openai_server
 from validation.evidence import measured_arrivals
 from validation.measure_servers import drawn_of
@@ -68,7 +69,7 @@ def test_a_run_stores_its_points_with_what_the_server_says_of_itself(tmp_path: P
     assert (closed.model, closed.engine, closed.engine_version, closed.tp) == (MODEL, "sglang", "0.5.9", 2)
     assert (closed.max_batch_size, closed.isl, closed.osl, closed.errors) == (32, 30, 8, 0)
     assert opened.load_kind == "poisson_rate"
-    assert closed.scheduling == opened.scheduling == ("prefill_first", 512, 1.0, 10)
+    assert closed.scheduling == opened.scheduling == Scheduling("prefill_first", 512, 1.0, 10)
     for point in (closed, opened):
         assert point.ttft_mean_s and point.ttft_mean_s >= 0.002
         assert point.itl_mean_s and point.itl_mean_s >= 0.001

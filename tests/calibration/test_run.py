@@ -333,8 +333,10 @@ def test_the_plans_word_goes_before_the_servers() -> None:
 def test_the_plans_word_on_the_scheduler_goes_before_the_servers_too() -> None:
     said = Scheduling("prefill_first", 8192, 1.0)
     assert scheduling(DeploymentPlan(), said) == said
-    assert scheduling(DeploymentPlan(token_budget=512, lookahead_steps=0), said) == ("prefill_first", 512, 0, None)
-    assert scheduling(DeploymentPlan(receive_interval_steps=30), said) == (*said[:3], 30)
+    small = scheduling(DeploymentPlan(token_budget=512, lookahead_steps=0), said)
+    assert small == said._replace(token_budget=512, lookahead_steps=0)
+    waits = {"receive_interval_steps": 30, "batch_wait_steps": 20, "batch_wait_ratio": 0.9}
+    assert scheduling(DeploymentPlan(**waits), said) == said._replace(**waits)
     file = parse_plan("lengths: [{isl: 6, osl: 4}]\nconcurrency: [1]\ndeployment: {policy: chunked}\n")
     assert scheduling(file.plan.deployment, said).policy == "chunked"
     with pytest.raises(PlanError, match=r"deployment\.policy"):

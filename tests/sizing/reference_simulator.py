@@ -5,6 +5,7 @@ It shares with the product only the StepLaw; the rules of batching are written a
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -118,10 +119,9 @@ class SlowReplica:
         self.now_s = 0.0
         self.iterations, self.iteration_s = 0, 0.0  # formed so far, and how long the last one takes
         self.iterations_when_idle = 0
-        self.looked, self.had_prompts = (
-            0,
-            False,
-        )  # the iteration before which it last looked; whether the last had prompts
+        self.looked = 0  # the iteration before which it last looked
+        self.had_prompts = False  # whether the last iteration had some
+        self.waited = 0  # iterations since then in which prompts could have run and did not
         self.waiting: list[Slot] = []
         self.slots: list[Slot] = []
         self.batch: list[Slot] = []
@@ -201,7 +201,10 @@ class SlowReplica:
         if since >= self.batching.receive_interval_steps or self.had_prompts or not self.slots:
             self.looked = coming
         running = sum(s.decoding for s in self.slots)
-        chunks = self._chunks(0 if self._prompts_alone else running * self.checked_tokens, not paused)
+        decodes = 0 if self._prompts_alone else running * self.checked_tokens
+        chunks = [] if not paused and self._wait_for_others(decodes) else self._chunks(decodes, not paused)
+        if chunks:
+            self.waited = 0
         decoding = [] if chunks and self._prompts_alone else [s for s in self.slots if s.decoding]
         attention = sum(chunk * (s.cached + s.computed + chunk / 2) for s, chunk in chunks)
         self.had_prompts = bool(chunks)
@@ -236,6 +239,21 @@ class SlowReplica:
             self._line_up(last, in_front=True)
             self.pauses += 1
             paused = True
+
+    def _wait_for_others(self, decodes: int) -> bool:
+        """True if the prompts that could run now wait for others instead: tried out on a copy of the queues."""
+        rule = self.batching
+        begun = any(s.computed < s.prompt for s in self.slots)
+        if self.waited >= rule.batch_wait_steps or begun or not any(s.decoding for s in self.slots):
+            return False
+        trial = copy.deepcopy(self)
+        chunks = trial._chunks(decodes, admitting=True)
+        prompts = sum(chunk for _, chunk in chunks)
+        computed_elsewhere = len(trial.slots) > len(self.slots) + len(chunks)
+        if prompts == 0 or computed_elsewhere or decodes + prompts >= rule.batch_wait_ratio * rule.token_budget:
+            return False
+        self.waited += 1
+        return True
 
     def _chunks(self, tokens: int, admitting: bool) -> list[tuple[Slot, int]]:
         """Prompt chunks of this iteration, in which `tokens` tokens of the budget are taken by decodes."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sizing.engine import KV_POLICIES, POLICIES, Batching, Replica, Roughness, Speculation, StepLaw
+from sizing.engine import KV_POLICIES, POLICIES, Batching, Policy, Replica, Roughness, Speculation, StepLaw
 from sizing.simulator.fleet import run_stream
 from sizing.simulator.sampling import prefixes_found
 from sizing.simulator.state import HOLDERS, engine_of, idle_states, requests_of, work_space
@@ -47,6 +47,9 @@ def engines(draw: st.DrawFn) -> Replica:
         lookahead_steps=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 1.0, 2.5])),
         receive_interval_steps=draw(st.sampled_from([1, 1, 2, 7])),
     )
+    if batching.policy in ("chunked", "whole_prompt") and batching.receive_interval_steps == 1:
+        wait, ratio = draw(st.sampled_from([0, 0, 1, 5, 20])), draw(st.sampled_from([0.1, 0.5, 0.9, 1.0]))
+        batching = replace(batching, batch_wait_steps=wait, batch_wait_ratio=ratio)
     speculation = Speculation(draw(st.integers(1, 4)), 0.7, draw(st.sampled_from([DRAFT, DRAFT.scaled(0.0)])))
     speculates = kv_policy == "guaranteed_no_evict" and draw(st.booleans())
     rough = Roughness(padding=draw(st.sampled_from([1, 8])), knee=draw(st.sampled_from([4.0, 2.5])))
@@ -185,13 +188,31 @@ FEATURES: dict[str, tuple[Replica, dict[str, Any]]] = {
         Replica(GPU, replace(BASE, receive_interval_steps=10, lookahead_steps=1.0)),
         {"classes": 3, "deadlines": True},
     ),
+    "waits for others": (Replica(GPU, replace(BASE, batch_wait_steps=20, batch_wait_ratio=0.9)), {}),
+    "waits for others, whole prompts": (
+        Replica(GPU, replace(BASE, policy="whole_prompt", batch_wait_steps=7, batch_wait_ratio=0.5, max_batch_size=8)),
+        {"classes": 3, "deadlines": True},
+    ),
+    "waits for others, look-ahead, pausing": (
+        Replica(
+            GPU,
+            replace(BASE, kv_policy="max_utilization", kv_tokens=1400, lookahead_steps=1.0, batch_wait_steps=10),
+        ),
+        {"deadlines": True},
+    ),
     "padding and knee": (Replica(GPU, BASE, rough=Roughness(padding=8, knee=2.5)), {}),
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("feature", FEATURES)
-def test_each_feature_alone(feature: str, policy: Any) -> None:
+def has_it(policy: Policy, feature: str) -> bool:
+    """False where prompts wait for no others under this policy."""
+    return not FEATURES[feature][0].batching.batch_wait_steps or policy in ("chunked", "whole_prompt")
+
+
+@pytest.mark.parametrize(
+    ("feature", "policy"), [(name, policy) for name in FEATURES for policy in POLICIES if has_it(policy, name)]
+)
+def test_each_feature_alone(feature: str, policy: Policy) -> None:
     replica, traits = FEATURES[feature]
     replica = replace(replica, batching=replace(replica.batching, policy=policy))
     for seed in range(4):

@@ -59,6 +59,8 @@ def test_the_columns_stand_at_the_end_and_may_be_missing(tmp_path: Path) -> None
         "token_budget",
         "lookahead_steps",
         "receive_interval_steps",
+        "batch_wait_steps",
+        "batch_wait_ratio",
     )
     assert COLUMNS[-len(added) :] == added
     told = replace(POINT, prefix_tokens=600.0, prefix_hit=0.25, protocol="burst")

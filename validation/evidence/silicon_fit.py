@@ -179,15 +179,38 @@ def rows_of(series: Series) -> list[Row]:
 
 
 def as_started(point: Point, server: Server) -> Point:
-    """A row of InferenceX with how its SGLang was started, by the launch scripts (benchmarks/*.sh of
-    SemiAnalysisAI/InferenceX): with large chunks everywhere, on Blackwell with a receive interval that grows at 16
-    users. Rows show it: on B200 and B300 TTFT takes ten steps longer from 8 to 16 users, on H200, which is started
-    without, it does not."""
-    if server.engine != "sglang":
-        return point
+    """A row of InferenceX with how its server was started, by the launch scripts (benchmarks/*.sh of
+    SemiAnalysisAI/InferenceX), as far as it is not the engine's default."""
+    starts = {"sglang": _sglang_as_started, "trtllm": _trtllm_as_started}
+    return starts[server.engine](point, server) if server.engine in starts else point
+
+
+def _sglang_as_started(point: Point, server: Server) -> Point:
+    """With large chunks everywhere, on Blackwell with a receive interval that grows at 16 users. Rows show it: on B200
+    and B300 TTFT takes ten steps longer from 8 to 16 users, on H200, which is started without, it does not."""
     interval = 1 if server.generation != "blackwell" else 10 if concurrency(point) < 16 else 30
     chunk = 16_384 if server.precision == "nvfp4" else 32_768
     return replace(point, token_budget=chunk, receive_interval_steps=interval)
+
+
+def _trtllm_as_started(point: Point, server: Server) -> Point:
+    """With whole prompts, and a token budget by model: of DeepSeek as much as one prompt beside all users needs. Llama
+    70B at 1k/1k on fewer than eight GPUs lets prompts wait for others up to 20 steps, which is what the TTFT of its
+    rows lacked, to the step; on eight GPUs, and at other lengths, it does not."""
+    nominal = 1024 if point.isl < 1024 else 8192
+    if server.kind == "dense":
+        waits = nominal == 1024 and point.osl < 1024 and point.tp < 8
+        return replace(
+            point, policy="whole_prompt", token_budget=16_384, batch_wait_steps=20 * waits, batch_wait_ratio=0.9
+        )
+    if server.precision == "mxfp4":
+        return replace(point, policy="whole_prompt", token_budget=20_000)
+    alone = 64 * math.ceil((concurrency(point) + nominal + 64) / 64)
+    if server.precision == "nvfp4":
+        budget = 2200
+    else:
+        budget = max(8192, alone) if server.engine_version.startswith("1.2") else alone
+    return replace(point, policy="whole_prompt", token_budget=budget)
 
 
 def predicted(laws: Sequence[StepLaw], kv_tokens: Sequence[int], points: Sequence[Point]) -> Floats:
@@ -198,16 +221,20 @@ def predicted(laws: Sequence[StepLaw], kv_tokens: Sequence[int], points: Sequenc
         users = concurrency(point)
         step_s = law.decode_s(users, users * (point.isl + point.osl / 2))
         rough = replace(point, requests_per_s=users / (point.osl * step_s + law.prefill_alone_s(point.isl)))
-        ahead = Server(point.engine, point.gpu, point.precision, "", point.engine_version).lookahead_steps
-        policy, memory = estimated_policy(point.engine), catalog.memory_bytes(point.gpu)
+        ahead = point.lookahead_steps
+        if ahead is None:
+            ahead = Server(point.engine, point.gpu, point.precision, "", point.engine_version).lookahead_steps
+        memory = catalog.memory_bytes(point.gpu)
         defaults = engine_defaults(point.engine, point.engine_version, point.gpu, memory)
         batching = Batching(
-            policy,
+            point.policy or estimated_policy(point.engine),
             max(256, users),
             point.token_budget or defaults.token_budgets[0],
             kv,
             lookahead_steps=ahead,
             receive_interval_steps=point.receive_interval_steps or 1,
+            batch_wait_steps=point.batch_wait_steps or 0,
+            batch_wait_ratio=point.batch_wait_ratio or 1.0,
         )
         replica = Replica(law, batching)
         found.append(Replay(point_runs([rough], BURST), replica).means(replica)[0, 1:3])

@@ -36,6 +36,7 @@ from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import PromptRequest, RequestSource
 from lab.mock.process import running
 from lab.mock.service import Script
+from sizing.points import Scheduling
 from tests.calibration.openai_server import MODEL, Manners, OpenAiServer, openai_server
 
 pytestmark = pytest.mark.timeout(120)
@@ -289,7 +290,7 @@ SERIAL = {  # what 0.5.23 said of itself with --chunked-prefill-size 256 --disab
 )
 def test_sglang_tells_how_it_schedules(info: Any, told: tuple[str, int | None, float | None, int | None]) -> None:
     with openai_server(Manners(owned_by="sglang", pages={"/get_server_info": info})) as server:
-        assert met(server).scheduling == told
+        assert met(server).scheduling == Scheduling(*told)
 
 
 @pytest.mark.parametrize("usage", ["running", "total"])

@@ -137,6 +137,7 @@ def test_the_limits_of_every_engine_are_those_that_were_simulated(
         (Batching("whole_prompt"), {"sglang": "as whole_prompt"}),
         (Batching(kv_tokens=10**6), {"vllm": "preempts where memory runs out", "sglang": "retracts where memory"}),
         (Batching(receive_interval_steps=30), dict.fromkeys(("vllm", "trtllm"), "new requests every 30 decode steps")),
+        (Batching(batch_wait_steps=20), dict.fromkeys(("vllm", "sglang"), "wait for others up to 20 decode steps")),
         (Batching(max_waiting=7), {"trtllm": "at most 7 requests waiting"}),
         (Batching(), {"vllm": "simulated without a limit", "sglang": "without a limit", "trtllm": "without a limit"}),
     ],
@@ -146,6 +147,15 @@ def test_what_an_engine_cannot_be_told_is_said(batching: Batching, said: dict[st
     for engine, words in said.items():
         script = FORMATS[engine](plan)[f"{engine}.sh"]
         assert words in "".join(line for line in script.splitlines(keepends=True) if line.startswith("#")), engine
+
+
+def test_tensorrt_llm_is_told_how_long_prompts_wait_for_others() -> None:
+    waits = deployment_of(document(Batching(batch_wait_steps=20, batch_wait_ratio=0.9)))
+    told = yaml_of(FORMATS["trtllm"](waits), "trtllm-config.yaml")
+    assert (told["batch_wait_timeout_iters"], told["batch_wait_max_tokens_ratio"]) == (20, 0.9)
+    assert "wait for others" not in FORMATS["trtllm"](waits)["trtllm.sh"]
+    at_once = yaml_of(FORMATS["trtllm"](deployment_of(document(Batching(batch_wait_ratio=0.9)))), "trtllm-config.yaml")
+    assert not {"batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"} & set(at_once)
 
 
 @pytest.mark.parametrize("layout", [Layout(4), Layout(2, 2)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,17 @@ from sizing.files import resource
 from sizing.points import Point
 from sizing.workload import Lengths
 from validation.evidence import silicon_fit
-from validation.evidence.silicon_fit import METRICS, Row, Studies, Study, given_sigmas, left_sigmas, predicted, sigmas
+from validation.evidence.silicon_fit import (
+    METRICS,
+    Row,
+    Studies,
+    Study,
+    as_started,
+    given_sigmas,
+    left_sigmas,
+    predicted,
+    sigmas,
+)
 
 LAW = StepLaw(5e-3, 1e-3, 20e-6, 10e-6, 50e-9, attention_s=1e-9, prefill_s=0.5e-3)
 SEEN = Server("vllm", "h200_sxm", "fp8", "dense", model="dense 7.055e+10 80 64")
@@ -84,7 +95,7 @@ def test_a_share_lies_between_kernels_and_the_whole(effect: np.ndarray, steps: f
 
 @pytest.mark.parametrize(
     ("engine", "kind", "steps", "prompts"),
-    [("trtllm", "dense", 1.0, 0.3), ("trtllm", "moe", 0.5, 0.8), ("vllm", "dense", 0.5, 0.5)],
+    [("trtllm", "dense", 1.0, 0.5), ("trtllm", "moe", 0.5, 0.8), ("vllm", "dense", 0.5, 0.5)],
 )
 def test_steps_of_tensorrt_llm_dense_models_are_corrected_whole_their_prompts_least(
     engine: str, kind: str, steps: float, prompts: float
@@ -336,3 +347,71 @@ def test_models_of_one_shape_are_one_model(monkeypatch: pytest.MonkeyPatch) -> N
     assert one.replica.law == other.replica.law
     assert one.relative_sigma == other.relative_sigma
     assert {server.model in silicon().models for server in servers} == {True}
+
+
+def started(engine: str, gpu: str, precision: str, kind: str, users: int, isl: float, osl: float, **more: Any) -> Point:
+    """A row of a client with how its server was started."""
+    version, tp = more.get("version", ""), more.get("tp", 8)
+    point = Point(
+        model="m",
+        precision=precision,
+        gpu=gpu,
+        tp=tp,
+        engine=engine,
+        isl=isl,
+        osl=osl,
+        load_kind="concurrency",
+        load_value=users,
+        requests_per_s=1.0,
+    )
+    return as_started(point, Server(engine, gpu, precision, kind, version), more.get("client", "InferenceX"))
+
+
+@pytest.mark.parametrize(
+    ("tp", "isl", "osl", "steps"),
+    [(4, 921.6, 921.6, 20), (8, 921.6, 921.6, 0), (4, 921.6, 7372.8, 0), (1, 7373, 922, 0)],
+)
+def test_prompts_of_some_measured_servers_waited_for_others(tp: int, isl: float, osl: float, steps: int) -> None:
+    """InferenceX, benchmarks/70b_*_trt_slurm.sh: 1k/1k on fewer than eight GPUs."""
+    point = started("trtllm", "b200_sxm", "fp8", "dense", 64, isl, osl, tp=tp)
+    assert (point.policy, point.token_budget) == ("whole_prompt", 16_384)
+    assert (point.batch_wait_steps, point.batch_wait_ratio) == (steps, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("precision", "users", "isl", "version", "budget"),
+    [
+        ("mxfp4", 64, 921.6, "1.2.0rc2", 20_000),
+        ("nvfp4", 64, 921.6, "", 2200),
+        ("fp8_block", 64, 921.6, "1.1.0rc2.post2", 1152),
+        ("fp8_block", 100, 7372.8, "", 8384),
+        ("fp8_block", 64, 921.6, "1.2.0rc6.post2", 8192),
+        ("fp8_block", 100, 7372.8, "1.2.0rc6.post2", 8384),
+    ],
+)
+def test_budgets_of_measured_mixtures(precision: str, users: int, isl: float, version: str, budget: int) -> None:
+    """InferenceX, benchmarks/{gptoss,dsr1}_*_trt*.sh."""
+    point = started("trtllm", "b200_sxm", precision, "moe", users, isl, 921.6, version=version)
+    assert (point.policy, point.token_budget, point.batch_wait_steps) == ("whole_prompt", budget, None)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "users", "budget", "interval"),
+    [("b200_sxm", "nvfp4", 8, 16_384, 10), ("b300_sxm", "fp8", 16, 32_768, 30), ("h200_sxm", "fp8", 64, 32_768, 1)],
+)
+def test_measured_sglang_looked_for_requests_now_and_then(
+    gpu: str, precision: str, users: int, budget: int, interval: int
+) -> None:
+    """InferenceX, benchmarks/dsr1_*.sh."""
+    point = started("sglang", gpu, precision, "moe", users, 921.6, 921.6)
+    assert (point.token_budget, point.receive_interval_steps) == (budget, interval)
+
+
+def test_what_nothing_is_known_of_is_started_by_its_defaults() -> None:
+    rows = ("vllm", "InferenceX"), ("sglang", "NVIDIA")
+    for engine, client in rows:
+        point = started(engine, "h200_sxm", "fp8", "dense", 64, 1024, 512, client=client)
+        assert (point.policy, point.token_budget, point.receive_interval_steps) == ("", None, None)
+    for engine, policy in (("trtllm", "whole_prompt"), ("vllm", "")):
+        point = started(engine, "h100_sxm", "fp8", "dense", 64, 1024, 512, client="NVIDIA")
+        assert (point.policy, point.token_budget) == (policy, 512 + 1024 + 1500)

@@ -51,7 +51,7 @@ from sizing.estimate.silicon import (
 from sizing.estimate.timed import time_engine
 from sizing.fitting.levels import concurrency, point_runs
 from sizing.numbers import Floats
-from sizing.points import Point, Protocol
+from sizing.points import KnownPolicy, Point, Protocol
 from sizing.simulator.replay import Replay
 from validation.evidence.measured_silicon_rows import Series, read_sample, sample_path
 
@@ -100,6 +100,8 @@ PROMPTS = 3
 """Place of the first effect on prompts and requests in EFFECTS."""
 SIGMAS_SIGMA, ROUNDS = 0.7, 3
 """Standard deviation of ln of the standard deviations about those given, and how often outliers are weighed again."""
+GENERATED_BATCH = 512
+"""The batch limit that NVIDIA's generator gives an engine which is expected to run no larger one."""
 LEFT_OUT = ("both", "model", "gpu")
 """What groups of rows are left out by: model and GPU, model, GPU; the names of Silicon.spread."""
 
@@ -170,7 +172,7 @@ def rows_of(series: Series) -> list[Row]:
         raise EstimateUnavailable("without timings of their engine and layout") from None
     server = Server(first.engine, gpu.id, precision, model.kind, first.engine_version, model.shape)
     client = "InferenceX" if series.varied else "NVIDIA"
-    points = [as_started(point, server) for point in series.points] if series.varied else series.points
+    points = [as_started(point, server, client) for point in series.points]
     return [
         Row(point, timed.law, max(timed.memory.kv_tokens(length), length), server, client, layout)
         for point in points
@@ -178,11 +180,18 @@ def rows_of(series: Series) -> list[Row]:
     ]
 
 
-def as_started(point: Point, server: Server) -> Point:
-    """A row of InferenceX with how its server was started, by the launch scripts (benchmarks/*.sh of
-    SemiAnalysisAI/InferenceX), as far as it is not the engine's default."""
-    starts = {"sglang": _sglang_as_started, "trtllm": _trtllm_as_started}
-    return starts[server.engine](point, server) if server.engine in starts else point
+def as_started(point: Point, server: Server, client: str) -> Point:
+    """A row with how its server was started, as far as that is known and not the engine's default. InferenceX: by its
+    launch scripts (benchmarks/*.sh of SemiAnalysisAI/InferenceX). NVIDIA, which does not say: as its own generator
+    starts these engines (rule_plugin/trtllm.rule and vllm.rule of ai-dynamo/aiconfigurator), by whose budget TTFT of
+    the rows scatters about their kernels half as widely as by the engines' defaults."""
+    if client == "InferenceX":
+        starts = {"sglang": _sglang_as_started, "trtllm": _trtllm_as_started}
+        return starts[server.engine](point, server) if server.engine in starts else point
+    if server.engine == "sglang":
+        return point
+    policy: KnownPolicy = "whole_prompt" if server.engine == "trtllm" else point.policy
+    return replace(point, policy=policy, token_budget=GENERATED_BATCH + round(point.isl) + 1500)
 
 
 def _sglang_as_started(point: Point, server: Server) -> Point:

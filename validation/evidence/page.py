@@ -83,7 +83,7 @@ MoE models come from a fit of their own, in which prompts may differ more by eng
 their rows says so (`python -m validation.evidence.silicon_fit --deviations`), and not of dense ones'. vLLM's dense
 servers would gain half a point of ITL with whole corrections; half stayed, because steps of a newer vLLM on a real H200
 ([gpu-measurements.md](gpu-measurements.md)) are predicted within 6 % in the median with half, and 9 to 24 % too long
-with all. An MoE model there, by which nothing was chosen, is predicted poorly: ITL 28 % and TTFT 38 % off on average,
+with all. An MoE model there, by which nothing was chosen, is predicted poorly: ITL 29 % and TTFT 35 % off on average,
 nearly always too short.
 
 gpt-oss on Blackwell is timed with activations in MXFP8, as TensorRT-LLM and SGLang multiply it by default (vLLM does
@@ -316,9 +316,9 @@ not measured. Too often is also a failure: such a band is too wide to be useful.
 - Calibration noise of simulated engines is 2 % and independent from point to point. A throttled or shared server is off
   by more, at all its points together.
 - Day-zero estimates are checked on ten models and four GPUs of two generations, of which the table leaves out one at a
-  time. With a GPU left out, ITL of dense models is further off than by kernels alone, and bands of MoE models on
-  Blackwell hold too seldom. Bands of GPUs that were never measured are wider, and nothing shows that they are wide
-  enough.
+  time. With the model left out, ITL of MoE models on Blackwell is further off than by kernels alone, and with the GPU
+  left out their bands of TTFT hold too seldom. Bands of GPUs that were never measured are wider, and nothing shows that
+  they are wide enough.
 - The time that an estimate adds to an iteration with a prompt (some 10 ms) is based on prompts that mostly fit into one
   iteration: no row shows whether each chunk of a longer prompt pays it again.
 

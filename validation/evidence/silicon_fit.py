@@ -230,9 +230,7 @@ def predicted(laws: Sequence[StepLaw], kv_tokens: Sequence[int], points: Sequenc
         users = concurrency(point)
         step_s = law.decode_s(users, users * (point.isl + point.osl / 2))
         rough = replace(point, requests_per_s=users / (point.osl * step_s + law.prefill_alone_s(point.isl)))
-        ahead = point.lookahead_steps
-        if ahead is None:
-            ahead = Server(point.engine, point.gpu, point.precision, "", point.engine_version).lookahead_steps
+        ahead = Server(point.engine, point.gpu, point.precision, "", point.engine_version).lookahead_steps
         memory = catalog.memory_bytes(point.gpu)
         defaults = engine_defaults(point.engine, point.engine_version, point.gpu, memory)
         batching = Batching(

@@ -183,7 +183,7 @@ def open_iterations(
         arriving[0, 0] = np.arange(arriving.shape[2]) == 1
     if rule.batch_wait_steps > 0:
         per_step = groups_per_s * states.duration_s[:, 0]
-        return states.solve_awaiting(replica, demand, arriving, duration, per_step)
+        return states.solve_awaiting(rule, arriving, duration, per_step, awaited_tokens(replica, batch))
     return states.solve(rule, arriving, duration, look_s, rule.receive_interval_steps)
 
 
@@ -205,7 +205,8 @@ def closed_iterations(replica: Replica, demand: Demand, batch: Floats) -> Iterat
         finishing[:, 1:] = 0.0  # no sequence decodes, so none finishes, while prompts run
     arriving = states.arrivals(finishing)
     if replica.batching.batch_wait_steps > 0:
-        return states.solve_awaiting(replica, demand, arriving, states.duration_s, finishing[:, 0])
+        awaited = awaited_tokens(replica, batch)
+        return states.solve_awaiting(replica.batching, arriving, states.duration_s, finishing[:, 0], awaited)
     return states.solve(replica.batching, arriving, states.duration_s, states.duration_s)
 
 
@@ -304,14 +305,13 @@ class _States:
         return np.tile(np.where(np.arange(self.duration_s.shape[1]) == 0, float(steps_to_look), 1.0), times)
 
     def solve_awaiting(
-        self, replica: Replica, demand: Demand, arriving: Floats, duration_s: Floats, per_step: Floats
+        self, rule: Batching, arriving: Floats, duration_s: Floats, per_step: Floats, awaited: Floats
     ) -> Iterations:
-        """The same where prompts wait for others after each iteration, for so many decode steps or until enough tokens
-        wait; `per_step` (grid,) groups arrive in a step. Such waits are states of their own.
+        """The same where prompts wait for others after each iteration, for so many decode steps or until `awaited`
+        (grid,) tokens wait; `per_step` (grid,) groups arrive in a step. Such waits are states of their own.
 
         A wait ends with the prompt that brings the tokens, after an Erlang time, or with the steps.
         """
-        rule, awaited = replica.batching, awaited_tokens(replica, self.batch)
         count, steps = duration_s.shape[1], rule.batch_wait_steps
         waiting, one = np.arange(count), max(round(self.one_prompt), 1)
         left = np.maximum(0.0, waiting - self.room_tokens[:, None] / self.quantum)
@@ -332,19 +332,10 @@ class _States:
             ended[row, place] = 0.0
             ended[row, place, place:last] = come[row, : last - place]
             ended[row, place, last] = max(0.0, 1 - come[row, : last - place].sum())
-        # A full iteration of whole prompts: in vain, all the steps.
-        budget = np.maximum(rule.token_budget - DecodeCost.of(replica).tokens * self.batch, 1.0)
-        vain = steps_in_vain(replica, demand, self.batch)[:, None] / steps * (self.quantum * waiting > budget[:, None])
-        for row, place in zip(*np.nonzero(vain), strict=True):
-            part = vain[row, place]
-            ended[row, place] *= 1 - part
-            ended[row, place, place:] += part * come[row, : count - place]
-            ended[row, place, -1] += part * max(0.0, 1 - come[row, : count - place].sum())
-        held_steps = np.where(vain > 0, steps, held_steps)
         # A prompt of which a chunk has run waits no more.
         awaits = left == 0 if rule.cuts_prompts else np.ones(left.shape, np.bool_)
         runs = _stationary(np.where(awaits[..., None], until @ ended, until))
-        waits = np.einsum("dq,dqr->dr", runs * awaits, until) * np.where(lacking > 0, 1.0, vain)
+        waits = np.einsum("dq,dqr->dr", runs * awaits, until) * (lacking > 0)
         probability = np.hstack([runs, waits])
         probability /= probability.sum(axis=1, keepdims=True)
         step_s = np.repeat(duration_s[:, :1], count, axis=1)

@@ -111,15 +111,14 @@ def _awaited_s(
 ) -> Floats:
     """Seconds until prompts that wait for others run, where an arrival brings them to `tokens`: what is left of the
     wait in progress, or `rest_s` of another state and a wait; either ends early with those that bring the rest of the
-    tokens, if such a wait does (see `steps_in_vain`)."""
+    tokens."""
     chain, batch_wait_steps = scene.near, scene.replica.batching.batch_wait_steps
     awaited = np.asarray(chain.awaited_tokens)[row]
     groups = np.ceil(np.maximum(awaited - tokens, 0.0) / (scene.groups.mean * scene.demand.prompt_tokens))
     come_s = groups * scene.groups.mean / scene.near_per_s * gamma_quantile(np.maximum(groups, 1.0), normal)
     waits = place >= chain.look_s.shape[1] - chain.waits
     left_s = np.where(waits, rest_s, batch_wait_steps * chain.duration_s[row, -1])
-    in_vain = waits & (chain.left_tokens[row, place] >= awaited)
-    return np.asarray(np.where(waits, 0.0, rest_s) + np.where(in_vain, left_s, np.minimum(left_s, come_s)))
+    return np.asarray(np.where(waits, 0.0, rest_s) + np.minimum(left_s, come_s))
 
 
 def _fixed_s(scene: Scene, row: NDArray[np.int64], duration: Floats, full: Floats, points: Points) -> Floats:

@@ -79,6 +79,12 @@ def test_with_look_ahead_the_wait_begins_when_the_prompt_is_seen() -> None:
     assert first_tokens(engine, [0.0, 1.5], [10, 10], [60, 9]) == pytest.approx([1, 8])
 
 
+def test_with_look_ahead_a_prompt_that_is_seen_later_ends_the_wait_of_one_before_it() -> None:
+    """The second is seen from tick 4 on, the third from tick 7, and then their tokens are enough."""
+    engine = waiting(20, policy="whole_prompt", token_budget=100, batch_wait_ratio=0.5, lookahead_steps=1.0)
+    assert first_tokens(engine, [0.0, 1.5, 4.5], [10, 25, 25], [60, 9, 9]) == pytest.approx([1, 7, 7])
+
+
 def test_an_idle_engine_starts_at_once() -> None:
     arrival_s = 10.0 * np.arange(50)
     run = simulate_trace(waiting(30, lookahead_steps=1.0), arrival_s, np.full(50, 100), np.full(50, 20))

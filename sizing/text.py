@@ -732,16 +732,20 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "gpus_high": fleet.gpus_high,
         "verified_by": fleet.predicted.method,
         "warnings": cautions(fleet.warnings),
-        **entry_json(candidate.replica.batching),
+        **scheduling_json(candidate.replica.batching),
         "engine_settings": settings_json(candidate, [question.workload], fleet.in_flight),
         **cost_json(question, fleet),
     }
 
 
-def entry_json(batching: Batching) -> dict[str, Any]:
-    """What keeps requests that have arrived from the next iteration, as far as anything does."""
-    usual, names = Batching(), ("lookahead_steps", "receive_interval_steps", "batch_wait_steps", "batch_wait_ratio")
-    return {name: value for name in names if (value := getattr(batching, name)) != getattr(usual, name)}
+SCHEDULING = ("lookahead_steps", "receive_interval_steps", "batch_wait_steps", "batch_wait_ratio")
+"""Fields of Batching: what keeps requests that have arrived from the next iteration."""
+
+
+def scheduling_json(batching: Batching) -> dict[str, Any]:
+    """The fields SCHEDULING that are not the usual ones."""
+    usual = Batching()
+    return {name: value for name in SCHEDULING if (value := getattr(batching, name)) != getattr(usual, name)}
 
 
 def of_all_json(predicted: Prediction) -> dict[str, float]:

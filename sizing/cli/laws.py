@@ -12,8 +12,6 @@ from sizing.analyses.closed_loop import closed_loop
 from sizing.candidates import cautions_at
 from sizing.cli.options import (
     as_json,
-    entry_of,
-    entry_options,
     field_option,
     length_options,
     measurement_options,
@@ -22,6 +20,8 @@ from sizing.cli.options import (
     protocol_of,
     refuse,
     replicas_option,
+    scheduling_of,
+    scheduling_options,
     seed_option,
     session_options,
     session_routing_option,
@@ -62,7 +62,7 @@ deployment_options = options(
 known_options = options(
     click.option("--kv-tokens", type=click.IntRange(1), help="Tokens that fit in the KV cache, if known."),
     click.option("--token-budget", type=click.IntRange(1), help="Tokens per iteration, if known."),
-    entry_options(always_given=False),
+    scheduling_options(always_given=False),
     click.option(
         "--open-loop/--no-open-loop",
         default=True,
@@ -234,7 +234,7 @@ slot_options = options(
     show_default=True,
     help="Output tokens for which KV cache is reserved, and the longest output; 0: the actual output. Not the OSL.",
 )
-@entry_options(always_given=True)
+@scheduling_options(always_given=True)
 @click.option("--queue-timeout", help="Time after which a waiting request is dropped, for instance 5s.")
 @click.option("--cancel", help="Time after which a client cancels its request, for instance 30s.")
 @click.option(
@@ -299,7 +299,7 @@ def simulated_replica(given: dict[str, Any]) -> Replica:
     """The engine that the options of `simulate` describe."""
     slots = (given["policy"], given["max_batch_size"], given["token_budget"])
     batching = Batching(*slots, given["kv_tokens"], given["kv_policy"], given["kv_max_tokens"])
-    batching = replace(batching, **entry_of(given))
+    batching = replace(batching, **scheduling_of(given))
     return Replica(coefficients_of(given), batching, speculation_of(given["speculate"]))
 
 
@@ -342,7 +342,7 @@ def law_of(given: dict[str, Any]) -> Fit:
         tuple(points_of_one_deployment(given)),
         kv_tokens=given["kv_tokens"],
         token_budget=given["token_budget"],
-        **entry_of(given),
+        **scheduling_of(given),
         open_loop=given["open_loop"],
         protocol=protocol_of(given),
     )
@@ -380,7 +380,7 @@ def points_of_one_deployment(given: dict[str, Any]) -> list[Point]:
     show_default=True,
     help="Keep the blocks of past turns for later ones.",
 )
-@entry_options(always_given=True)
+@scheduling_options(always_given=True)
 @replicas_option
 @session_routing_option("--routing")
 @click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True, help="Turns to simulate.")
@@ -395,7 +395,7 @@ def sessions_command(json_: bool, replicas: int, routing: Any, requests: int, se
     batching = Batching(
         *("chunked", given["max_batch_size"], given["token_budget"], given["kv_tokens"], "max_utilization"),
         kv_block_tokens=given["block_tokens"],
-        **entry_of(given),
+        **scheduling_of(given),
         prefix_cache=given["prefix_cache"],
     )
     replica = Replica(coefficients_of(given), batching)

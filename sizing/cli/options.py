@@ -25,6 +25,7 @@ from sizing.fitting import STARTS, Protocol
 from sizing.plans import Candidate, NoFeasiblePlan
 from sizing.points import Point, read_points
 from sizing.question import ADMISSION, FIELDS, with_laws
+from sizing.text import SCHEDULING
 from sizing.workload import LIMITED, MOST_TOKENS, Sessions, TurnLaw, parse_seconds
 
 if TYPE_CHECKING:
@@ -346,7 +347,7 @@ which_options = options(
 )
 
 
-def entry_options(*, always_given: bool) -> Callable[[F], F]:
+def scheduling_options(*, always_given: bool) -> Callable[[F], F]:
     """What keeps a request that has arrived from the next iteration: ``--lookahead-steps``,
     ``--receive-interval-steps``, ``--batch-wait-steps`` and ``--batch-wait-ratio``. Where they need not be given, what
     the points tell counts, else the engine's default."""
@@ -380,12 +381,9 @@ def entry_options(*, always_given: bool) -> Callable[[F], F]:
     )
 
 
-ENTRY = ("lookahead_steps", "receive_interval_steps", "batch_wait_steps", "batch_wait_ratio")
-
-
-def entry_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of Batching that `entry_options` give."""
-    return {name: given[name] for name in ENTRY if given[name] is not None}
+def scheduling_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of Batching that `scheduling_options` give."""
+    return {name: given[name] for name in SCHEDULING if given[name] is not None}
 
 
 choice_options = options(
@@ -397,7 +395,7 @@ choice_options = options(
         show_default=True,
         help="Output tokens for which the engine reserves KV cache per request; 0: the actual output.",
     ),
-    entry_options(always_given=False),
+    scheduling_options(always_given=False),
 )
 
 
@@ -434,7 +432,7 @@ def configured(candidates: Sequence[Candidate], given: dict[str, Any], osl: floa
     most = given["max_tokens"]
     if most < 0 or 0 < most < osl:
         raise ScenarioError(f"--max-tokens must be 0, or at least OSL ({osl:g} tokens), got {most}")
-    settings = ({"max_tokens": most} if most else {}) | entry_of(given)
+    settings = ({"max_tokens": most} if most else {}) | scheduling_of(given)
     if not settings:
         return list(candidates)
     return [

@@ -25,11 +25,11 @@ from sizing.question import Question
 from sizing.text import (
     Extras,
     cautions,
-    entry_json,
     fleet_json,
     of_all_json,
     question_json,
     rejection_json,
+    scheduling_json,
     verification_json,
 )
 from sizing.trace import dispersion
@@ -63,7 +63,7 @@ def fit_json(fitted: Fit) -> dict[str, Any]:
     return {
         "deployment": fitted.deployment._asdict(),
         "policy": fitted.batching.policy,
-        **entry_json(fitted.batching),
+        **scheduling_json(fitted.batching),
         "coefficients": {
             name: dict(
                 zip(("value_s", "low_s", "high_s"), (getattr(fitted.law, name), *fitted.interval(name)), strict=True)

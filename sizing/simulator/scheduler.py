@@ -29,7 +29,6 @@ from sizing.simulator.state import (
     OUTSIDE,
     PREFILL_FIRST,
     STATIC,
-    WHOLE_PROMPT,
     Engine,
     Requests,
     State,
@@ -44,6 +43,7 @@ from sizing.simulator.state import (
 )
 from sizing.simulator.waiting import (
     awaits_others,
+    chunk_of,
     expire_all,
     first_in_line,
     first_seen,
@@ -805,22 +805,15 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
     while state.waiting > 0 and state.admitted < engine.max_batch_size and not short:
         request = first_in_line(work, requests)
         if engine.overlooks > 0:
-            request = first_seen(state, work, requests)
+            request = first_seen(engine, state, work, requests)
             if request == NOBODY:
                 break
         has_session = engine.prefix_cache > 0 and requests[request].session != NOBODY
         if has_session:
             look_up(engine, state, work, requests, request)
         tokens = prompt_tokens_of(requests, request)
-        chunk = tokens
-        if tokens > 0 and prompt_tokens >= room:
-            break
-        if chunk > room - prompt_tokens and tokens > 0:
-            if engine.policy != WHOLE_PROMPT:
-                chunk = room - prompt_tokens
-            elif prompt_tokens > 0:
-                break
-        if not fits(engine, state, work, requests, request):
+        chunk = chunk_of(engine, tokens, room, prompt_tokens)
+        if chunk < 0 or not fits(engine, state, work, requests, request):
             break
         if has_session:
             hold(state, work, requests, request)

@@ -107,6 +107,17 @@ def prompt_tokens_of(requests: Requests, request: int) -> int:
 
 
 @compiled
+def chunk_of(engine: Engine, tokens: int, room: int, taken: int) -> int:
+    """Of a prompt of `tokens`, those that an iteration computes which has `taken` of its `room` for other prompts; -1
+    if it must wait. A whole prompt runs where it fits, or as the first; without tokens to compute it needs no room."""
+    if tokens == 0 or tokens <= room - taken:
+        return tokens
+    if taken >= room or (engine.policy == WHOLE_PROMPT and taken > 0):
+        return -1
+    return tokens if engine.policy == WHOLE_PROMPT else room - taken
+
+
+@compiled
 def own_prompt_tokens(engine: Engine, requests: Requests, request: int) -> int:
     """Prompt tokens that a request holds itself: all but the shared prefix; all if it was prefilled elsewhere.
 
@@ -329,14 +340,31 @@ def look(engine: Engine, state: State) -> None:
 
 
 @compiled_apart
-def first_seen(state: State, work: Workspace, requests: Requests) -> int:
+def next_seen(engine: Engine, state: State, work: Workspace, requests: Requests, request: int) -> int:
+    """The request to admit after `request`, or first after NOBODY, of those that the engine has seen."""
+    line = 0
+    if request != NOBODY:
+        line = line_of(requests, request)
+        request = requests[request].behind
+    else:
+        request = first_of(work, requests, line)
+    while True:
+        while request != NOBODY and requests[request].stage == OUTSIDE:
+            request = requests[request].behind
+        if request != NOBODY and (engine.overlooks == 0 or requests[request].seen_from <= state.looked):
+            return int(request)
+        line += 1
+        if line == PRIORITIES:
+            return NOBODY
+        request = first_of(work, requests, line)
+
+
+@compiled_apart
+def first_seen(engine: Engine, state: State, work: Workspace, requests: Requests) -> int:
     """The same by an engine that overlooks: the oldest request of the first priority that arrived before the iteration
     that is being formed was fixed, and before the last look. With nothing to run otherwise it was not fixed at all."""
-    for line in range(PRIORITIES):
-        request = first_of(work, requests, line)
-        if request != NOBODY and requests[request].seen_from <= state.looked:
-            return int(request)
-    return first_in_line(work, requests) if state.admitted == 0 else NOBODY
+    request = next_seen(engine, state, work, requests, NOBODY)
+    return first_in_line(work, requests) if request == NOBODY and state.admitted == 0 else request
 
 
 @compiled_apart
@@ -366,14 +394,9 @@ def awaits_others(engine: Engine, state: State, work: Workspace, requests: Reque
     admitted, reserved, used = state.admitted, state.reserved_tokens, state.used_tokens
     tokens = 0
     request = next_seen(engine, state, work, requests, NOBODY)
-    while request != NOBODY and tokens < room and state.admitted < engine.max_batch_size:
-        chunk = prompt_tokens_of(requests, request)
-        if chunk > room - tokens:
-            if engine.policy != WHOLE_PROMPT:
-                chunk = room - tokens
-            elif tokens > 0:
-                break
-        if not fits(engine, state, work, requests, request):
+    while request != NOBODY and state.admitted < engine.max_batch_size:
+        chunk = chunk_of(engine, prompt_tokens_of(requests, request), room, tokens)
+        if chunk < 0 or not fits(engine, state, work, requests, request):
             break
         if chunk == 0:
             tokens = engine.token_budget
@@ -391,26 +414,6 @@ def awaits_others(engine: Engine, state: State, work: Workspace, requests: Reque
             let_prefix_go(engine, state, work, requests, request)
     state.admitted, state.reserved_tokens, state.used_tokens = admitted, reserved, used
     return bool(tokens > 0 and engine.token_budget - room + tokens < engine.batch_wait_tokens)
-
-
-@compiled_apart
-def next_seen(engine: Engine, state: State, work: Workspace, requests: Requests, request: int) -> int:
-    """The request to admit after `request`, or first after NOBODY, of those that the engine has seen."""
-    line = 0
-    if request != NOBODY:
-        line = line_of(requests, request)
-        request = requests[request].behind
-    else:
-        request = first_of(work, requests, line)
-    while True:
-        while request != NOBODY and requests[request].stage == OUTSIDE:
-            request = requests[request].behind
-        if request != NOBODY and (engine.overlooks == 0 or requests[request].seen_from <= state.looked):
-            return int(request)
-        line += 1
-        if line == PRIORITIES:
-            return NOBODY
-        request = first_of(work, requests, line)
 
 
 @compiled

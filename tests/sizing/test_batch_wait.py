@@ -24,10 +24,7 @@ from sizing.workload import Lengths, Workload
 from tests.sizing.simulated_levels import LAW as GPU
 from tests.sizing.simulated_levels import simulated_point
 from tests.sizing.test_cli import run as command
-
-TICK_S = 10e-3
-TICKING = StepLaw(0.0, TICK_S, 0.0, 0.0, 0.0)
-"""Every iteration lasts one tick, whatever it holds."""
+from tests.sizing.test_receive_interval import TICK_S, TICKING, check_slower
 
 
 def waiting(steps: int, law: StepLaw = TICKING, **settings: Any) -> Replica:
@@ -109,11 +106,7 @@ def test_of_two_users_one_waits_all_the_steps() -> None:
 def test_waiting_longer_is_never_faster(steps: int, ahead: float, load: float, policy: Any) -> None:
     lengths = Lengths(1000, 200, 0.4, 0.4)
     shorter, longer = (waiting(n, GPU, policy=policy, lookahead_steps=ahead) for n in (steps, 2 * steps + 5))
-    workload = Workload(lengths, load * stable_rate_per_s(shorter, lengths))
-    before, after = (predict(engine, workload).ttft.mean_s for engine in (shorter, longer))
-    assert after > before
-    slow, slower = (simulate(engine, workload, requests=3000).ttft_s.mean() for engine in (shorter, longer))
-    assert slower > slow
+    check_slower(shorter, longer, Workload(lengths, load * stable_rate_per_s(shorter, lengths)))
 
 
 def test_a_ratio_alone_keeps_nothing_waiting() -> None:

@@ -193,6 +193,10 @@ FEATURES: dict[str, tuple[Replica, dict[str, Any]]] = {
         Replica(GPU, replace(BASE, policy="whole_prompt", batch_wait_steps=7, batch_wait_ratio=0.5, max_batch_size=8)),
         {"classes": 3, "deadlines": True},
     ),
+    "waits for others, pausing": (
+        Replica(GPU, replace(BASE, kv_policy="max_utilization", kv_tokens=1400, batch_wait_steps=20)),
+        {},
+    ),
     "waits for others, prefixes": (Replica(GPU, replace(BASE, batch_wait_steps=20)), {"prefixes": True}),
     "waits for others, look-ahead, pausing": (
         Replica(

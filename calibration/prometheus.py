@@ -24,6 +24,7 @@ import click
 from calibration.page import get
 from sizing.cli.options import options
 from sizing.errors import ScenarioError, SizingError, quoted
+from sizing.stats import Z90
 
 ANSWER_WITHIN_S = 30.0
 MOST_SAMPLES = 10_000
@@ -309,9 +310,6 @@ class Histogram:
 
     def _ends(self, place: int) -> tuple[float, float]:
         return (self.edges[place - 1] if place else 0.0), self.edges[place]
-
-
-Z90 = 1.645
 
 
 # --- One model's metrics

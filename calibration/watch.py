@@ -17,7 +17,6 @@ from rich.table import Table
 
 from calibration.prometheus import (
     EXPOSITIONS,
-    Z90,
     Exposition,
     Family,
     Histogram,
@@ -36,6 +35,7 @@ from sizing.numbers import milliseconds, percent, significant
 from sizing.report.model import Configuration, LimitRow, Report, ReportError
 from sizing.report.tables import line
 from sizing.report.write import read
+from sizing.stats import Z90
 from sizing.workload import METRICS, SHARES, Metric, metric_name
 
 EXAMPLES = """\b

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from sizing.catalog import PRECISIONS, TENSOR_PARALLEL, Layout, Model, layouts
+from sizing.catalog import PRECISIONS, TENSOR_PARALLEL, Layout, Model, layouts, precision_named
 from sizing.catalog import gpu as gpu_named
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.catalog import model as model_named
@@ -24,6 +24,9 @@ from sizing.workload import Lengths
 
 Found = tuple[list[Candidate], list[Rejection]]
 Key = tuple[str, str, Layout, str]
+
+KV_BLOCK_TOKENS = 16
+"""vLLM's, for engines of which no size is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +259,7 @@ def _sensible(model: Model, gpu: str, precision: str) -> Sequence[Layout]:
     """Layouts to compare when none is requested: those with timings; for a model without any, all layouts, scaled from
     its relatives; and tensor parallelism in any case."""
     by_tensor = [Layout(tp) for tp in TENSOR_PARALLEL]
-    form = next((each for each in PRECISIONS if each == precision), None)
+    form = precision_named(precision)
     if form is None:
         return by_tensor
     chip = gpu_named(gpu)
@@ -266,6 +269,14 @@ def _sensible(model: Model, gpu: str, precision: str) -> Sequence[Layout]:
         return known
     taken = {each.tp for each in timed if each.tp == each.gpus}
     return [*timed, *(each for each in by_tensor if each.tp not in taken)]
+
+
+def with_prefix_cache(candidate: Candidate, kv_tokens: int) -> Candidate:
+    """The candidate with the prefix cache of vLLM's rules on and so many tokens of KV cache."""
+    rule = candidate.replica.batching
+    block = rule.kv_block_tokens if rule.kv_block_tokens > 1 else KV_BLOCK_TOKENS
+    rule = replace(rule, kv_tokens=kv_tokens, kv_policy="max_utilization", kv_block_tokens=block, prefix_cache=True)
+    return replace(candidate, replica=replace(candidate.replica, batching=rule), open_loops=())
 
 
 def key_of(gpu: str, precision: str, layout: Layout, engine: str = "") -> Key:

@@ -31,6 +31,14 @@ BITS: Mapping[Precision, float] = MappingProxyType(
     {"bf16": 16, "fp8": 8, "fp8_block": 8, "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4}
 )
 """Bits a weight takes, scales included: NVFP4 has an 8-bit scale per 16 weights, MXFP4 one per 32."""
+KV_BYTES: Mapping[Precision, float] = MappingProxyType(
+    {precision: 1.0 if precision in ("fp8", "fp8_block", "nvfp4") else 2.0 for precision in PRECISIONS}
+)
+"""Bytes of a number of the KV cache, as engines choose it for weights of this precision unless told otherwise."""
+_SPELLINGS: Mapping[str, Precision] = MappingProxyType(
+    {"fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "fp4": "nvfp4"}
+)
+"""Other names of precisions; weights in FP16 take as many bytes and as long as in BF16."""
 CATALOG = resource("data/catalog")
 NEAREST = 3
 CONTEXT = 4096
@@ -244,6 +252,16 @@ def precisions(gpu: Gpu, model: Model) -> tuple[Precision, ...]:
     unpacked = model.checkpoint == "int4" and model.id in _own
     runs = unpacked or model.checkpoint in gpu.precisions or model.timed_on(gpu.id)
     return (model.checkpoint,) if runs else ()
+
+
+def precision_named(name: str) -> Precision | None:
+    """The precision that a name in use means; None for one that the catalogue does not know.
+
+    >>> precision_named("FP16")
+    'bf16'
+    """
+    wanted = name.strip().casefold()
+    return next((each for each in PRECISIONS if each == _SPELLINGS.get(wanted, wanted)), None)
 
 
 def _find(what: str, name: str, known: Mapping[str, _Entry], alike: Callable[[str], str] | None = None) -> _Entry:

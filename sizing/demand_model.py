@@ -362,11 +362,15 @@ def unrounded(at_s: Seconds, seed: int) -> Seconds:
 
 def rank_correlation(isl: Counts | Floats, osl: Counts | Floats) -> float:
     """Spearman's rank correlation of the two lengths of requests; 0 if one of them is constant."""
-    from scipy.stats import rankdata
-
     some = slice(None, None, max(1, len(isl) // RANKED))
-    ranks = rankdata(isl[some]), rankdata(osl[some])
-    return float(np.corrcoef(*ranks)[0, 1]) if ranks[0].std() and ranks[1].std() else 0.0
+    of_isl, of_osl = ranks(isl[some]), ranks(osl[some])
+    return float(np.corrcoef(of_isl, of_osl)[0, 1]) if of_isl.std() and of_osl.std() else 0.0
+
+
+def ranks(values: Counts | Floats) -> Floats:
+    """The rank of each value, equal ones with the mean of theirs; ``scipy.stats.rankdata`` takes a second to import."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place], float)
 
 
 def correlation_of(isl: TokenLaw, osl: TokenLaw, ranked: float, seed: int) -> float:

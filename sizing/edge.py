@@ -21,7 +21,7 @@ from sizing.queueing import predict, stable_rate_per_s
 from sizing.selection import order_statistics
 from sizing.simulator import Simulated, Watch, simulate, simulated_replicas
 from sizing.simulator.state import SERVED
-from sizing.stats import batch_shares, interpolated, rank
+from sizing.stats import Z90, batch_shares, interpolated, rank
 from sizing.workload import Limit, Routing, Sla, Within, Workload
 
 # --- How one replica uses up an SLA from no load to saturation, by formula: the curve that searches and bands read
@@ -539,10 +539,14 @@ def first_capacity_per_s(replica: Replica, setting: Setting) -> float:
 # --- The least whole number for which something holds, where each trial is expensive: searched from a good guess
 
 
-def least(holds: Callable[[int], bool], start: int, most: int) -> int | None:
+FINE = 256
+"""Large fleets are sized to within one part in so many."""
+
+
+def least(holds: Callable[[int], bool], start: int, most: int, fine: int = 0) -> int | None:
     """The least whole number from 1 that `holds`, searched from `start` in growing steps; None if none up to `most`.
 
-    `holds` must be false below some number and true above it.
+    `holds` must be false below some number and true above it. `fine`: within one part in so many; 0: exactly.
 
     >>> least(lambda n: n >= 37, start=20, most=1000)
     37
@@ -559,7 +563,7 @@ def least(holds: Callable[[int], bool], start: int, most: int) -> int | None:
             if high == most:
                 return None
             low, step = high, 2 * step
-    while high - low > 1:
+    while high - low > (max(1, high // fine) if fine else 1):
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
@@ -567,7 +571,6 @@ def least(holds: Callable[[int], bool], start: int, most: int) -> int | None:
 
 # --- How certain the answer is: the 90 % band of a replica's capacity, from what the law's data leave open
 
-Z90 = 1.645
 MONTE_CARLO_SIGMA = 0.015
 """Standard error of a simulated capacity at the number of requests the planner uses: 0.4 to 1.2 % over four questions
 with sixteen seeds each, more where an SLA lies close to the idle latency."""

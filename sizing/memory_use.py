@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from sizing import catalog
 from sizing.candidates import Choice, catalogued, estimated
-from sizing.catalog import BITS, PRECISIONS, Gpu, Layout, Model, Precision, gpus
+from sizing.catalog import BITS, Gpu, Layout, Model, Precision, gpus, precision_named
 from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
 from sizing.estimate import estimate
-from sizing.estimate.day_zero import MEMORY_FRACTION, RESERVED_BYTES, held_bytes, shipped
+from sizing.estimate.day_zero import RESERVED_BYTES, held_bytes, roofline_kv_bytes, shipped
 from sizing.estimate.memory import Memory
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.workload import Lengths, Prefix
@@ -61,7 +61,7 @@ def memory_use(fleet: Fleet, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Me
     if model is None or chip is None:
         what = f"the model {candidate.model}" if model is None else f"the GPU {candidate.gpu}"
         return f"{what} is not in the catalogue, so neither its size nor its memory is known"
-    precision = next((name for name in PRECISIONS if name == candidate.precision), None)
+    precision = precision_named(candidate.precision)
     if precision is None:
         return f"bytes per weight at precision {candidate.precision} are not known"
     weights, of_token = held_bytes(model, candidate.layout, precision)
@@ -88,12 +88,11 @@ def kv_cache_tokens(candidate: Candidate) -> int | None:
     if known != UNLIMITED_KV_TOKENS:
         return known
     model, chip = catalogued(candidate.model), gpus().get(candidate.gpu)
-    precision = next((name for name in PRECISIONS if name == candidate.precision), None)
+    precision = precision_named(candidate.precision)
     if model is None or chip is None or precision is None:
         return None
     weights, of_token = held_bytes(model, candidate.layout, precision)
-    kv_bytes = (chip.memory_bytes - weights - RESERVED_BYTES) * MEMORY_FRACTION
-    return max(0, int(kv_bytes / of_token)) * candidate.layout.dp
+    return max(0, int(roofline_kv_bytes(chip, weights) / of_token)) * candidate.layout.dp
 
 
 def kernel_memory(candidate: Candidate, model: Model, chip: Gpu, precision: Precision) -> Memory | None:
@@ -122,7 +121,7 @@ def _of_kernels(candidate: Candidate, memory: Memory, weights: float, wanted: fl
 def _of_roofline(
     candidate: Candidate, chip: Gpu, weights: float, resident_tokens: float, bytes_per_token: float
 ) -> MemoryUse:
-    kv = (chip.memory_bytes - weights - RESERVED_BYTES) * MEMORY_FRACTION
+    kv = roofline_kv_bytes(chip, weights)
     used = min(resident_tokens * bytes_per_token, kv)
     left = chip.memory_bytes - weights - RESERVED_BYTES - kv
     parts = ((WEIGHTS, weights), (KV_USED, used), (KV_FREE, kv - used), (RUNTIME, float(RESERVED_BYTES)), (LEFT, left))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from sizing.catalog import Layout
-from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed, capacity_band, least
+from sizing.edge import BY_FORMULA, BY_SIMULATION, FINE, Method, SlaMissed, capacity_band, least
 from sizing.errors import RequestTooLong
 from sizing.explain import (
     cost_rejection,
@@ -23,15 +23,12 @@ from sizing.explain import (
 )
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction
-from sizing.question import Question, Setting, check_priced
+from sizing.question import Question, Setting, check_priced, weight_of
 from sizing.queueing import stable_rate_per_s
 from sizing.workload import Lengths
 
 HOPELESS = 1.5
 """Factor on the GPUs of the best fleet of the same GPU: candidates that need more are skipped."""
-
-FINE = 256
-"""Above this size, fleets are confirmed to within one part in this many, less than the search's tolerance."""
 
 
 def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence[Rejection] = ()) -> Plan:
@@ -307,5 +304,4 @@ def cheapest(question: Question, sized: Sequence[Fleet | Rejection]) -> Fleet | 
 
 def cost(question: Question, fleet: Fleet) -> tuple[float, float]:
     """Fewest GPUs first, or lowest price where GPUs have their own; among equals, the fleet with the most room."""
-    price = (question.price_of(fleet.candidate.gpu) or 0.0) if question.prices else 1.0
-    return fleet.gpus * price, -fleet.requests_per_s_per_gpu
+    return fleet.gpus * weight_of(question, fleet.candidate.gpu), -fleet.requests_per_s_per_gpu

@@ -19,7 +19,7 @@ from sizing.engine import MOST_INTERVAL as MOST_INTERVAL
 from sizing.engine import MOST_LOOKAHEAD, Policy
 from sizing.errors import LONGEST_QUOTE, PointsError, first_fault, quoted
 from sizing.numbers import significant
-from sizing.workload import MOST_TOKENS, Lengths, Prefix
+from sizing.workload import MOST_TOKENS, PERCENTILES, Lengths, Prefix
 
 LoadKind = Literal[
     "concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace", "sessions", "session_rate"
@@ -143,14 +143,8 @@ class Point:
     @property
     def scheduling(self) -> Scheduling:
         """What is known of the engine's scheduler."""
-        return Scheduling(
-            self.policy,
-            self.token_budget or None,
-            self.lookahead_steps,
-            self.receive_interval_steps,
-            self.batch_wait_steps,
-            self.batch_wait_ratio,
-        )
+        told = Scheduling(*(getattr(self, name) for name in Scheduling._fields))
+        return told._replace(token_budget=told.token_budget or None)
 
     @property
     def lengths(self) -> Lengths:
@@ -224,6 +218,11 @@ class Scheduling(NamedTuple):
     receive_interval_steps: int | None = None
     batch_wait_steps: int | None = None
     batch_wait_ratio: float | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The fields of which something is known, by the names that Batching has for them."""
+        return {name: value for name, value in self._asdict().items() if value not in ("", None)}
 
 
 UNSAID = Scheduling()
@@ -445,7 +444,7 @@ def doubts(point: Point) -> list[str]:
     if point.little is not None and not math.isclose(point.little, 1, abs_tol=0.05):
         found.append(f"requests/s x mean E2E is {point.little:.2f} x the load in flight; Little's law wants 1")
     for metric in ("ttft", "itl", "e2e"):
-        values = [getattr(point, f"{metric}_p{q}_s") for q in (50, 90, 95, 99)]
+        values = [getattr(point, f"{metric}_p{q}_s") for q in PERCENTILES]
         known = [value for value in values if value is not None]
         if known != sorted(known):
             found.append(f"{metric} percentiles fall instead of rising")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 from sizing.selection import order_statistics
-from sizing.workload import METRICS, MOST_GOODPUT, Limit, Metric, RequestMetric, Sla, Within, of_requests
+from sizing.workload import METRICS, MOST_GOODPUT, PERCENTILES, Limit, Metric, RequestMetric, Sla, Within, of_requests
 
 Method = Literal["analytic", "simulation"]
 CautionKind = Literal[  # noqa: RUF041 - grouped by where they come from
@@ -42,9 +42,6 @@ class Caution:
     facts: Mapping[str, float | str | tuple[str, ...]] = field(default_factory=dict, hash=False)
 
 
-PERCENTILES = np.array([50, 90, 95, 99])
-
-
 @dataclass(frozen=True, slots=True)
 class Quantiles:
     """Mean and percentiles of one latency, in seconds."""
@@ -65,7 +62,7 @@ class Quantiles:
         sample = seconds if math.isfinite(total) else seconds[np.isfinite(seconds)]
         if not sample.size:
             return cls(*(float("nan"),) * 5)
-        place = PERCENTILES / 100 * (len(sample) - 1)
+        place = np.array(PERCENTILES) / 100 * (len(sample) - 1)
         low = place.astype(np.int64)
         ranks = np.concatenate([low, np.minimum(low + 1, len(sample) - 1)])
         below, above = np.split(order_statistics(sample, ranks), 2)

@@ -526,6 +526,11 @@ class Margins(Protocol):
     def prices(self) -> tuple[tuple[str, float], ...]: ...
 
 
+def weight_of(terms: Margins, gpu: str) -> float:
+    """What a GPU weighs where fleets are ranked: its price where GPUs have their own, else 1."""
+    return (dict(terms.prices).get(gpu, terms.price_per_gpu_hour) or 0.0) if terms.prices else 1.0
+
+
 def check_terms(terms: Margins) -> None:
     """Raise ScenarioError for a headroom, a number of spares or a price out of range."""
     for name in ("headroom", "spare", "price"):

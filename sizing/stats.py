@@ -19,6 +19,8 @@ BATCHES = 20
 """Batches of consecutive requests. Longer batches depend less on their neighbours, and more than 20 would barely narrow
 the interval (Student's t at 95 %: 1.73 with 20, 1.65 with 1000): hence only 20."""
 CONFIDENCE = 0.9
+Z90 = 1.645
+"""Standard errors to either side of the mean that hold 90 % of a normal law."""
 MOST_CORRELATION = 0.9
 
 

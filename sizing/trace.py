@@ -166,8 +166,8 @@ class Trace:
         copied = self._taken(source)
         copied.arrival_s[moved] = rng.uniform(before[moved], after[moved])
         if len(self.session):
-            session = (copied.session + number * (1 + int(self.session.max()))).astype(np.int32)
-            copied = replace(copied, session=session)
+            named, session = np.unique(copied.session, return_inverse=True)
+            copied = replace(copied, session=(session + number * len(named)).astype(np.int32))
         return copied._taken(np.argsort(copied.arrival_s, kind="stable"))
 
     def window(self, text: str) -> Trace:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ SHARES: tuple[ShareOfRequests, ...] = get_args(ShareOfRequests)
 """Metrics whose limit is a share of all requests: those within every limit at once, those turned away."""
 Limited = Metric | ShareOfRequests
 LIMITED: tuple[Limited, ...] = (*METRICS, *SHARES)
-PERCENTILES = (50, 90, 95, 99)
+PERCENTILES, GAP_PERCENTILES = (50, 90, 95, 99), (50, 95, 99)
+"""Percentiles that are predicted and may be limited, and those of gaps between tokens that points have."""
 LEAST_GOODPUT, MOST_GOODPUT = 50.0, 99.9
 """Per cent; in tenths. Beyond, a run that decides has too few requests for an answer."""
 MOST_REJECTED = 0.5
@@ -151,7 +152,8 @@ LEAST_ARRIVAL_CV, MOST_ARRIVAL_CV = 0.01, 100.0
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """The distribution of the gaps between requests; `cv` is their coefficient of variation (poisson 1, constant 0).
+    """The distribution of the gaps between requests; `cv` is their coefficient of variation, which only *gamma* leaves
+    open: any other given is replaced by that of the kind (poisson 1, constant 0).
 
     *batch*: groups of `size` requests at the same instant, the groups at random (Poisson).
 
@@ -169,16 +171,17 @@ class Arrivals:
             raise ScenarioError(f"arrivals: cv must be {bounds}, got {self.cv:g}")
         if self.size < 1 or (self.size > 1 and self.kind != "batch"):
             raise ScenarioError(f"arrivals: size must be 1 or more, and 1 unless they are batch, got {self.size}")
+        if self.kind != "gamma":  # of a batch one gap is exponential, the others are 0
+            implied = {"poisson": 1.0, "constant": 0.0, "batch": math.sqrt(2 * self.size - 1)}
+            object.__setattr__(self, "cv", implied[self.kind])
 
     @classmethod
     def parse(cls, text: str) -> Arrivals:
         """Read ``poisson``, ``constant``, ``gamma:cv=2`` or ``batch:size=8``."""
-        if text == "poisson":
-            return cls("poisson", 1.0)
-        if text == "constant":
-            return cls("constant", 0.0)
+        if text in ("poisson", "constant"):
+            return cls(cast("ArrivalKind", text))
         if found := re.fullmatch(r"batch:size=([0-9]{1,6})", text):
-            return cls.batches(int(found[1]))
+            return cls("batch", size=int(found[1]))
         found = re.fullmatch(r"gamma:cv=([0-9.]+)", text)
         if not found:
             raise ScenarioError(
@@ -192,11 +195,6 @@ class Arrivals:
         """Replicas among which bursts are so thin that more of them hardly help: four for each request of a batch, or
         of an equally bursty stream; 1 if arrivals are no burstier than Poisson."""
         return 4 * math.ceil((self.cv**2 + 1) / 2) if self.cv > 1 else 1
-
-    @classmethod
-    def batches(cls, size: int) -> Arrivals:
-        """Groups of `size` at random: one gap in `size` is exponential, the others are 0."""
-        return cls("batch", math.sqrt(2 * max(size, 1) - 1), size)
 
     def gaps(self, n: int, rate_per_s: float, rng: np.random.Generator, merged: int = 1) -> Seconds:
         """`n` gaps in seconds with mean ``merged / rate_per_s``: each the sum of `merged` gaps of the stream.
@@ -297,6 +295,8 @@ class Limit:
             raise ScenarioError(
                 f"{metric_name(self.metric)}: percentile p{self.percentile:g} is not one of p50, p90, p95, p99"
             )
+        else:
+            object.__setattr__(self, "percentile", int(self.percentile))  # Quantiles has them by name: p95_s
 
     @classmethod
     def goodput(cls, percent: float) -> Limit:

@@ -151,7 +151,7 @@ def read() -> Scenario:
 def _read_arrivals() -> Arrivals:
     if state.arrivals == "gamma":
         return Arrivals("gamma", state.arrivals_cv)
-    return Arrivals.batches(state.arrivals_size) if state.arrivals == "batch" else Arrivals.parse(state.arrivals)
+    return Arrivals("batch", size=state.arrivals_size) if state.arrivals == "batch" else Arrivals.parse(state.arrivals)
 
 
 def _read_limit(metric: Metric) -> Limit | None:

@@ -45,6 +45,7 @@ from calibration.importers.reading import (
     unique,
 )
 from calibration.records import Measurement
+from sizing.workload import PERCENTILES
 
 US = 1e-6
 PARTS = (
@@ -125,7 +126,7 @@ def _mean_e2e_us(cells: dict[str, str], where: str) -> tuple[float, str]:
 
 
 def _e2e(cells: dict[str, str], mean_us: float, where: str) -> Times:
-    names = [f"p{q} latency" for q in (50, 90, 95, 99)]
+    names = [f"p{q} latency" for q in PERCENTILES]
     return Times.of([mean_us, *(_value(cells, name, where) if cells.get(name) else None for name in names)], US)
 
 

@@ -18,12 +18,12 @@ from scipy.special import ndtri
 from calibration.errors import CalibrationError, FileError
 from calibration.importers.reading import ArrivalsName, KnownFacts, Offered, clean, first_fault
 from calibration.metrics import measurement as metrics
-from calibration.metrics.measurement import PERCENTILES, samples_needed, told
+from calibration.metrics.measurement import samples_needed, told
 from calibration.plan import Level
 from calibration.records import Ints, Load, Measurement, RequestLog
 from sizing.numbers import Floats
 from sizing.points import KEPT_UP, Point, Verdict
-from sizing.workload import Lengths, lognormal_tokens
+from sizing.workload import PERCENTILES, Lengths, lognormal_tokens
 
 # --- A point from a file's summary of a whole run: the tool's own figures, if individual requests are unknown
 #

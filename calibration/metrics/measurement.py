@@ -32,12 +32,10 @@ from calibration.plan import Level
 from calibration.records import Load, Measurement
 from sizing.numbers import Floats
 from sizing.points import UNSAID, Deployment, Point, Scheduling, Start
-from sizing.workload import Tokens
+from sizing.workload import GAP_PERCENTILES, PERCENTILES, Tokens
 
 Mask = NDArray[np.bool_]
 
-PERCENTILES = (50, 90, 95, 99)
-GAP_PERCENTILES = (50, 95, 99)
 ALWAYS = 50
 SURE = 0.99
 BOUNDS_CONFIDENCE = 0.95

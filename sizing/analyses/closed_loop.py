@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from sizing.edge import Z90
 from sizing.engine import Replica
 from sizing.fitting import Fit
 from sizing.fitting.levels import between, concurrency, levels_at, point_runs, requests_of
@@ -20,12 +19,11 @@ from sizing.numbers import Floats
 from sizing.plans import Basis
 from sizing.points import Point
 from sizing.simulator.replay import Replay
-from sizing.workload import Lengths, Metric, Prefix
+from sizing.stats import Z90
+from sizing.workload import GAP_PERCENTILES, PERCENTILES, Lengths, Metric, Prefix
 
 ENOUGH, MOST_RUNS = 10_000, 200
 """Requests of a loop whose percentiles are taken, by repeating the measurement, and the most repetitions."""
-PERCENTILES = (50, 90, 95, 99)
-GAP_PERCENTILES = (50, 95, 99)
 GAP_RANKS = tuple((np.arange(2000) + 0.5) / 20)
 """Percentiles that stand for all gaps of a loop."""
 SCATTER = ndtri((np.arange(40) + 0.5) / 40)

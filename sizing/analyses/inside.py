@@ -12,14 +12,14 @@ from sizing.errors import ScenarioError
 from sizing.numbers import milliseconds, significant
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.queueing.percentiles import COMPARED, TOLERANCE
+from sizing.queueing.percentiles import TOLERANCE
 from sizing.simulator import Simulated, TimeSeries, Watch, simulate
 from sizing.simulator.fleet import serve
 from sizing.simulator.result import MOST_SAMPLES
 from sizing.simulator.runs import COUNTING, MOST_REPLICAS
 from sizing.simulator.sampling import sample_requests, shared_prefixes
 from sizing.simulator.state import Requests
-from sizing.workload import METRICS, Limit, Limited, Metric, Routing, Seconds, Sla, Workload, metric_name
+from sizing.workload import METRICS, PERCENTILES, Limit, Limited, Metric, Routing, Seconds, Sla, Workload, metric_name
 
 MOST_ITERATIONS = 20_000_000
 """Iterations with some of a prompt that a run may need: about a second of one core."""
@@ -363,7 +363,7 @@ def compared(run: Simulated, said: Prediction) -> list[Compared]:
         if not found.mean_s > 0:  # no ITL where every answer has one token, no gaps where they were not counted
             continue
         figures.append(Compared(metric, None, found.mean_s, formula.mean_s))
-        for percentile in COMPARED:
+        for percentile in PERCENTILES:
             interval_s = _interval(run, metric, percentile)
             figures.append(Compared(metric, percentile, found.at(percentile), formula.at(percentile), interval_s))
     return [figure for figure in figures if figure.simulated_s > 0 and figure.formula_s > 0]

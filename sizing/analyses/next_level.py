@@ -12,7 +12,7 @@ import numpy as np
 
 from sizing.analyses.closed_loop import rate_if_none_waited
 from sizing.candidates import from_fit, law_of
-from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Z90, Middle, half_change, load_response
+from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Middle, half_change, load_response
 from sizing.engine import Replica
 from sizing.errors import FitError
 from sizing.fitting import Fit
@@ -24,6 +24,7 @@ from sizing.plans import Fleet, Plan, Rejection
 from sizing.points import Point, same_isl
 from sizing.question import Question, Setting
 from sizing.simulator.replay import Replay
+from sizing.stats import Z90
 from sizing.text import caution
 from sizing.workload import Lengths, Prefix
 

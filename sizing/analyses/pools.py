@@ -241,7 +241,7 @@ def _sized_apart(question: Question, candidates: Sequence[Candidate]) -> Pair | 
         replace(each, relative_sigma=math.hypot(each.relative_sigma, POOLS_SIGMA), variants=(), open_loops=())
         for each in candidates
     ]
-    replicas = {each.layout: each.replica for each in candidates}
+    served = {decode_only(each.replica, question): each.replica for each in candidates}
     pairs: list[Pair] = []
     misses: list[Rejection | ScenarioError] = []
     of_prefill = prefill_question(question)
@@ -261,8 +261,8 @@ def _sized_apart(question: Question, candidates: Sequence[Candidate]) -> Pair | 
             if isinstance(decode, Rejection):
                 misses.append(decode)
             else:
-                prompts = Pool(of_prefill, prefill, replicas[prefill.candidate.layout])
-                pairs.append(Pair(prompts, Pool(of_decode, decode, replicas[decode.candidate.layout]), travel_s))
+                prompts = Pool(of_prefill, prefill, prefill.candidate.replica)
+                pairs.append(Pair(prompts, Pool(of_decode, decode, served[decode.candidate.replica]), travel_s))
         of_prefill = replace(of_prefill, sla=Sla(replace(limit, limit_s=TIGHTER_BY * ttft_s)))
     if pairs:
         return min(pairs, key=lambda pair: pair.gpus)

@@ -12,8 +12,8 @@ import numpy as np
 
 from sizing.analyses.relax import Ways, ways_out
 from sizing.analyses.traced import smallest
-from sizing.candidates import catalogued
-from sizing.edge import BY_FORMULA, FAR, SURE, Z90, log_ratio, upper_end
+from sizing.candidates import catalogued, with_prefix_cache
+from sizing.edge import BY_FORMULA, FAR, SURE, log_ratio, upper_end
 from sizing.engine import FREE, Replica
 from sizing.errors import ScenarioError
 from sizing.explain import distance_from_sla, engine_rejection, first_look
@@ -22,7 +22,7 @@ from sizing.numbers import Floats, gpus, milliseconds, significant
 from sizing.planner import cheapest, cost, fastest_engines, least_gpus, size
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction, Quantiles
-from sizing.question import Question, check_priced
+from sizing.question import Question, check_priced, weight_of
 from sizing.simulator.sessions import (
     SESSION_LATENCIES,
     SESSION_ROUTINGS,
@@ -33,6 +33,7 @@ from sizing.simulator.sessions import (
     simulate_sessions,
 )
 from sizing.simulator.state import SERVED
+from sizing.stats import Z90
 from sizing.workload import (
     OF_REQUESTS,
     Lengths,
@@ -55,8 +56,6 @@ ALONE = 0.05
 """Sessions in flight on a replica that is nearly idle."""
 DRAWN_TURNS = 20_000
 """Turns drawn to know the means of what is sent."""
-KV_BLOCK_TOKENS = 16
-"""Of an engine of which nothing else is told: vLLM's default."""
 CLOSE = 0.01
 """Relative difference of sessions in flight from the users asked for at which the search of their rate ends."""
 MOST_STEPS = 12
@@ -510,8 +509,7 @@ class Bound:
 
     def cost(self, question: Question) -> float:
         """GPUs at least, or their price where GPUs have their own."""
-        price = (question.price_of(self.runs.candidate.gpu) or 0.0) if question.prices else 1.0
-        return self.gpus(question) * price
+        return self.gpus(question) * weight_of(question, self.runs.candidate.gpu)
 
     def tighten(self, question: Question, winner: Fleet | None) -> Rejection | None:
         """Go one stage further; why the candidate is left out, if it is."""
@@ -553,8 +551,8 @@ def caching(candidates: Sequence[Candidate], sessions: Sessions) -> tuple[list[C
     ready: list[Candidate] = []
     left_out: list[Rejection] = []
     for one in candidates:
-        rule, kv_tokens = one.replica.batching, kv_cache_tokens(one)
-        if rule.policy == "static":
+        kv_tokens = kv_cache_tokens(one)
+        if one.replica.batching.policy == "static":
             left_out.append(Rejection.of(one, "no_data", "static batches have no prefix cache"))
         elif kv_tokens is None:
             why = "how many tokens its KV cache holds is not known, and the cache is what sessions depend on"
@@ -563,10 +561,7 @@ def caching(candidates: Sequence[Candidate], sessions: Sessions) -> tuple[list[C
             why = f"a session may reach {longest:,} tokens, the KV cache holds {kv_tokens:,}: limit its context"
             left_out.append(Rejection.of(one, "memory", why))
         else:
-            block = rule.kv_block_tokens if rule.kv_block_tokens > 1 else KV_BLOCK_TOKENS
-            on = {"kv_policy": "max_utilization", "kv_block_tokens": block, "prefix_cache": True}
-            rule = replace(rule, kv_tokens=kv_tokens, **on)  # type: ignore[arg-type]
-            ready.append(replace(one, replica=replace(one.replica, batching=rule), open_loops=()))
+            ready.append(with_prefix_cache(one, kv_tokens))
     return ready, left_out
 
 
@@ -633,7 +628,7 @@ def session_ways_out(
 def most_replicas(question: Question, candidate: Candidate, winner: Fleet) -> int:
     """Working replicas that cost no more than another fleet, 0 or less where not even one does."""
     most = cost(question, winner)[0]
-    each = candidate.gpus * ((question.price_of(candidate.gpu) or 0.0) if question.prices else 1.0)
+    each = candidate.gpus * weight_of(question, candidate.gpu)
     return int(most / each + 1e-9) - question.spare if each else winner.working
 
 

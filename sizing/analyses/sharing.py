@@ -28,6 +28,7 @@ from sizing.question import (
     check_terms,
     replicas_for,
     sla_of,
+    weight_of,
     with_laws,
     workload_of,
 )
@@ -246,8 +247,7 @@ def workloads_ways_out(
 
 def cost(fleet: SharedFleet, terms: Terms) -> float:
     """GPUs, or the price of an hour where GPUs have their own."""
-    price = (terms.price_of(fleet.candidate.gpu) or 0.0) if terms.prices else 1.0
-    return fleet.gpus * price
+    return fleet.gpus * weight_of(terms, fleet.candidate.gpu)
 
 
 def carrying_gpus(shares: Sequence[Share], candidate: Candidate, terms: Terms) -> int:

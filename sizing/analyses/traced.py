@@ -6,19 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing.analyses.relax import Ways
 from sizing.analyses.sensitivity import resized
 from sizing.analyses.sharing import Share, named_pairs, workloads_ways_out
-from sizing.edge import SlaMissed, capacity_band
+from sizing.candidates import KV_BLOCK_TOKENS, with_prefix_cache
+from sizing.demand_model import correlation_of, rank_correlation
+from sizing.edge import FINE, SlaMissed, capacity_band, least
 from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.errors import ScenarioError, quoted
 from sizing.explain import distance_from_sla, mean_based, sla_rejection
-from sizing.numbers import Floats
 from sizing.planner import cheapest, cost, survey
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.question import PEAK_FACTOR, Question, check_priced
@@ -29,10 +28,6 @@ from sizing.token_law import TokenLaw
 from sizing.trace import DAY_S, HOUR_S, Trace, TraceError, hours
 from sizing.workload import LIMITED, METRICS, OF_REQUESTS, Lengths, Limit, Prefix, Sla
 
-FINE = 256
-"""Larger fleets are sized to within one part in so many."""
-FIRST_STEP = 0.06
-"""Share of the fleet by which the search first departs from where it starts; each further step is twice as long."""
 FARTHEST = 64
 """The search ends at this many times the replicas that the formula gives."""
 PACE = 0.05
@@ -40,11 +35,6 @@ PACE = 0.05
 DRAWS = 2000
 FEWEST_BLOCKS = 8
 BAND = (0.05, 0.95)
-RANKED = 200_000
-"""Requests whose lengths are ranked for their correlation, spread over the trace."""
-
-KV_BLOCK_TOKENS = 16
-"""vLLM's, for engines of which no size is known."""
 NO_LIMIT = "none"
 """In place of a limit: the class has none on this metric."""
 
@@ -107,23 +97,10 @@ class TracePlan:
 
 
 def lengths_of(trace: Trace) -> Lengths:
-    """The lengths of a trace as laws: those recorded, and how they go together.
-
-    The correlation is that of normal deviates with the rank correlation of the lengths (Pearson 1907).
-    """
+    """The lengths of a trace as laws: those recorded, and how they go together."""
     isl, osl = TokenLaw.of(trace.isl), TokenLaw.of(trace.osl)
-    correlation = 0.0
-    if isl.cv and osl.cv:
-        some = slice(None, None, max(1, len(trace) // RANKED))
-        ranked = float(np.corrcoef(ranks(trace.isl[some]), ranks(trace.osl[some]))[0, 1])
-        correlation = round(2 * math.sin(math.pi / 6 * ranked), 3) if math.isfinite(ranked) else 0.0
+    correlation = correlation_of(isl, osl, rank_correlation(trace.isl, trace.osl), seed=0)
     return Lengths(isl.mean, osl.mean, isl.cv, osl.cv, correlation, isl, osl)
-
-
-def ranks(values: NDArray[np.integer[Any]]) -> Floats:
-    """The rank of each value, equal ones with the mean of theirs; ``scipy.stats.rankdata`` takes a second to import."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place], float)
 
 
 def busiest_rate_per_s(trace: Trace) -> float:
@@ -297,9 +274,7 @@ def caching(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Reje
             why = "how many tokens its KV cache holds is not known, and hits depend on it"
             left_out.append(Rejection.of(one, "no_data", why))
         else:
-            block = rule.kv_block_tokens if rule.kv_block_tokens > 1 else KV_BLOCK_TOKENS
-            rule = replace(rule, kv_policy="max_utilization", kv_block_tokens=block, prefix_cache=True)
-            ready.append(replace(one, replica=replace(one.replica, batching=rule), open_loops=()))
+            ready.append(with_prefix_cache(one, rule.kv_tokens))
     return ready, left_out
 
 
@@ -410,28 +385,10 @@ def of_trace(runs: Replays, start: int) -> Fleet | Rejection:
 def smallest(meets: Callable[[int], bool], start: int) -> int | None:
     """The least count that meets, if more never do worse; within one part in `FINE`; None up to `FARTHEST` x start.
 
-    Steps away from `start` double until one side is found on which it meets and one on which it does not.
-
     >>> smallest(lambda count: count >= 37, 20), smallest(lambda count: count >= 1, 9), smallest(lambda _: False, 2)
     (37, 1, None)
     """
-    step = max(1, round(FIRST_STEP * start))
-    if meets(start):
-        enough = start
-        while enough > 1 and meets(max(1, enough - step)):
-            enough, step = max(1, enough - step), 2 * step
-        too_few = max(0, enough - step) if enough > 1 else 0
-    else:
-        too_few, enough = start, start + step
-        while not meets(enough):
-            if enough >= FARTHEST * start:
-                return None
-            step *= 2
-            too_few, enough = enough, min(enough + step, FARTHEST * start)
-    while enough - too_few > max(1, enough // FINE):
-        middle = (too_few + enough) // 2
-        too_few, enough = (too_few, middle) if meets(middle) else (middle, enough)
-    return enough
+    return least(meets, start, FARTHEST * start, FINE)
 
 
 def by_hour(question: Question, trace: Trace, fleet: Fleet) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.candidates import from_fit, law_of
-from sizing.edge import REQUESTS, Z90, latency_band, run_at, spread
+from sizing.edge import REQUESTS, latency_band, run_at, spread
 from sizing.engine import Replica
 from sizing.errors import FitError
 from sizing.fitting.levels import ITL_SIGMA, run_to_run
@@ -22,6 +22,7 @@ from sizing.points import TELLING, UNTOLD, Point
 from sizing.prediction import Quantiles
 from sizing.question import Question, Setting
 from sizing.simulator import Simulated, Watch, simulate_trace
+from sizing.stats import Z90
 from sizing.workload import LIMITED, METRICS, Arrivals, Limit, Metric, Seconds, Tokens, Workload
 
 PERCENTILES = (50, 95)

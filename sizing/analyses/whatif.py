@@ -546,9 +546,6 @@ def example(kind: str) -> str:
     return needed.get(kind, f"{kind}:{settings}")
 
 
-_SPELLINGS: dict[str, Precision] = {"fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "fp4": "nvfp4"}
-
-
 @dataclass(frozen=True, slots=True)
 class Setup:
     """A candidate for a question, and what had to be assumed to get there, one line each."""
@@ -624,10 +621,8 @@ def sheet_of(candidate: Candidate) -> Sheet:
 
 def precision_named(name: str) -> Precision:
     """A precision of the catalogue from its common spellings, else ScenarioError with the choices."""
-    wanted = name.strip().casefold()
-    for precision in catalog.PRECISIONS:
-        if precision == _SPELLINGS.get(wanted, wanted):
-            return precision
+    if precision := catalog.precision_named(name):
+        return precision
     raise ScenarioError(f"precision {name!r} is not one of {', '.join(catalog.PRECISIONS)}")
 
 

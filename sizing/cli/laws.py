@@ -36,11 +36,12 @@ from sizing.cli.tables import console, print_cautions, print_closed_loop, print_
 from sizing.engine import COEFFICIENTS, FREE, KV_POLICIES, POLICIES, Batching, Replica, Speculation, StepLaw
 from sizing.errors import PointsError, ScenarioError
 from sizing.fitting import Fit
+from sizing.numbers import significant
 from sizing.plans import basis_of, beyond_measured
 from sizing.points import Point
 from sizing.question import workload_of
 from sizing.queueing import predict as predict_analytically
-from sizing.simulator import Watch
+from sizing.simulator import Failure, Watch, simulate_fleet
 from sizing.simulator import simulate as run_simulation
 from sizing.simulator.sessions import simulate_sessions
 from sizing.text import cautions, fit_lines
@@ -244,6 +245,14 @@ slot_options = options(
 )
 @click.option("--token-gaps", is_flag=True, help="Also print percentiles of the gaps between tokens.")
 @replicas_option
+@click.option(
+    "--failure",
+    "failures",
+    multiple=True,
+    metavar="REPLICA:FROM:UNTIL",
+    help="A replica (from 0) is down between these times from the start; its requests start anew on others. For "
+    "instance 0:60s:180s, or 0:60s for good. Repeat it for more.",
+)
 @click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True, help="Requests to simulate.")
 @seed_option
 @click.option(
@@ -263,22 +272,46 @@ def simulate_command(json_: bool, replications: int, requests: int, seed: int, t
     """
     replica, workload = simulated_replica(given), impatient_workload(given)
     fleet = {"replicas": given["replicas"], "routing": given["routing"], "requests": requests, "seed": seed}
+    failures = [failure_of(text, requests / workload.rate_per_s) for text in given["failures"]]
     if replications > 1:
-        if token_gaps:
-            raise ScenarioError("--token-gaps applies to a single run: omit --replications")
+        if token_gaps or failures:
+            option = "--token-gaps" if token_gaps else "--failure"
+            raise ScenarioError(f"{option} applies to a single run: omit --replications")
         show_replicated(replica, workload, replications, fleet, json_)
         return
-    run = run_simulation(replica, workload, watch=Watch(token_gaps), **fleet)
+    if failures:
+        alike = [replica] * fleet.pop("replicas")
+        run = simulate_fleet(alike, workload, failures=failures, watch=Watch(token_gaps), **fleet)
+    else:
+        run = run_simulation(replica, workload, watch=Watch(token_gaps), **fleet)
     gaps_s = {f"gap_{name}_s": getattr(run.watched, f"gap_{name}_s") for name in ("p50", "p95", "p99") if token_gaps}
     found = run.prediction()
     if json_:
         extra = {"requests_per_s": run.requests_per_s, "mean_in_flight": run.mean_in_flight, "seed": seed}
         write_json({**prediction_json(found), **extra, **run.losses, **gaps_s, "warnings": cautions(found.warnings)})
     else:
-        print_prediction(found, f"{requests:,} requests, seed {seed}")
+        down = "".join(f"; {failure}" for failure in failures)
+        print_prediction(found, f"{requests:,} requests, seed {seed}{down}")
         if token_gaps:
             figures = ", ".join(f"{name[4:7]} {1000 * gap_s:.3g} ms" for name, gap_s in gaps_s.items())
             console().print(f"Gaps between tokens: {figures}.")
+
+
+def failure_of(text: str, run_s: float) -> Failure:
+    """Read ``0:60s:180s``, a replica and when it is down, in a run that lasts `run_s`.
+
+    >>> str(failure_of("0:60s", 600.0))
+    'replica 0 down from 60 s on'
+    """
+    number, *times = text.split(":")
+    if not (number.isdecimal() and len(times) in (1, 2)):
+        raise ScenarioError(f"--failure {text!r}: write it as REPLICA:FROM:UNTIL, for instance 0:60s:180s")
+    failure = Failure(int(number), *(parse_seconds("--failure", each) for each in times))
+    if failure.from_s >= run_s:
+        raise ScenarioError(
+            f"--failure {text!r}: the requests have arrived after {significant(run_s)} s: simulate more of them"
+        )
+    return failure
 
 
 def show_replicated(replica: Replica, workload: Workload, runs: int, fleet: dict[str, Any], json_: bool) -> None:

@@ -437,13 +437,9 @@ def print_fit(fitted: Fit) -> None:
     """Coefficients with intervals, and the error at each point."""
     out = console()
     packed = "" if fitted.batching.padded else ", prompts packed"
-    steps = fitted.batching.lookahead_steps
-    ahead = f", looks {significant(steps)} {'iteration' if steps == 1 else 'iterations'} ahead" if steps else ""
-    interval = fitted.batching.receive_interval_steps
-    looks = f", looks for new requests every {interval} decode steps" if interval > 1 else ""
-    wait = fitted.batching.batch_wait_steps
-    waits = f", prompts wait for others up to {wait} decode steps" if wait else ""
-    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}{packed}{ahead}{looks}{waits}")
+    of_scheduler = text.scheduling_json(fitted.batching).items()
+    settings = "".join(f", {name.replace('_', ' ')} {value:g}" for name, value in of_scheduler)
+    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}{packed}{settings}")
     table = Table("coefficient", "value", "90 % interval")
     for name in fitted.names:
         low, high = fitted.interval(name)

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sizing.candidates import catalogued
-from sizing.catalog import PRECISIONS, Layout, gpus
+from sizing.catalog import KV_BYTES, Layout, gpus, precision_named
 from sizing.engine import UNLIMITED_KV_TOKENS, Batching, KvPolicy, Policy
 from sizing.engine_defaults import engine_defaults
 from sizing.errors import SizingError, first_fault, one_line
@@ -80,7 +80,7 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
     speculation, memory = candidate.replica.speculation, _memory(candidate)
     # An estimate is of all stages and ranks together (sizing.catalog.of_layout); a measured engine is as it was set.
     lanes = layout.lanes if candidate.unmeasured else layout.dp
-    model = catalogued(candidate.model)
+    model, precision = catalogued(candidate.model), precision_named(candidate.precision)
     longest = [longest_tokens(workload.lengths, batching.max_tokens) for workload in workloads]
     cached = any(workload.prefix.tokens * workload.prefix.hit_rate > 0 for workload in workloads)
     usual = None if memory is None else engine_defaults(memory.backend)
@@ -94,9 +94,7 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
         memory_share=usual.memory_share if usual else None,
         memory_of=usual.memory_of if usual else None,
         kv_policy=batching.kv_policy,
-        kv_cache_dtype=("bf16" if candidate.precision in ("bf16", "int4", "mxfp4") else "fp8")
-        if candidate.unmeasured
-        else None,
+        kv_cache_dtype=("fp8" if KV_BYTES[precision] == 1 else "bf16") if candidate.unmeasured and precision else None,
         prefix_cache=batching.prefix_cache or cached,
         checkpoint=model.checkpoint if model else "",
         max_model_tokens=None if None in longest else max(filter(None, longest)),
@@ -133,7 +131,7 @@ def longest_tokens(lengths: Lengths, reserved_output_tokens: int = 0) -> int | N
 def _memory(candidate: Candidate) -> Memory | None:
     """Memory of one GPU where the kernel database counted it for the estimate."""
     model, chip = catalogued(candidate.model), gpus().get(candidate.gpu)
-    precision = next((name for name in PRECISIONS if name == candidate.precision), None)
+    precision = precision_named(candidate.precision)
     if not candidate.unmeasured or model is None or chip is None or precision is None:
         return None
     return kernel_memory(candidate, model, chip, precision)

@@ -17,6 +17,7 @@ from sizing.catalog import (
     BITS,
     BUS_BYTES_PER_S,
     CONTEXT,
+    KV_BYTES,
     Gpu,
     Layout,
     Model,
@@ -32,12 +33,13 @@ from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.checkpoints import known
 from sizing.estimate.memory import KV_LENGTHS, Memory
-from sizing.estimate.silicon import Server, corrected, estimated_policy
+from sizing.estimate.silicon import Server, corrected, estimated_policy, generation
 from sizing.estimate.timed import RELATIVE_SIGMA, TWIN, Timed, distance, nearest, scaled
 from sizing.files import resource
 from sizing.plans import Candidate
 from sizing.points import Deployment
 from sizing.prediction import Caution
+from sizing.stats import Z90
 from sizing.workload import Lengths
 
 # --- Laws and memory fitted beforehand to the kernel timings of every catalogued model, read from
@@ -194,7 +196,7 @@ def roofline(
     Raises DoesNotFit if the weights leave no room for one request's KV cache.
     """
     weight_bytes, _ = held_bytes(model, layout, precision)
-    free_bytes = (gpu.memory_bytes - weight_bytes - RESERVED_BYTES) * MEMORY_FRACTION
+    free_bytes = roofline_kv_bytes(gpu, weight_bytes)
     length = lengths.isl + lengths.osl
     sequence_bytes = growth_bytes(model, layout, precision) * length + state_bytes(model, layout)
     missing = sequence_bytes - free_bytes
@@ -217,12 +219,16 @@ def held_bytes(model: Model, layout: Layout, precision: Precision) -> tuple[floa
     return parameters * BITS[precision] / 8, token_bytes
 
 
+def roofline_kv_bytes(gpu: Gpu, weight_bytes: float) -> float:
+    """Bytes for the KV cache on one GPU beside its weights, where no engine told of its memory."""
+    return (gpu.memory_bytes - weight_bytes - RESERVED_BYTES) * MEMORY_FRACTION
+
+
 def growth_bytes(model: Model, layout: Layout, precision: Precision) -> float:
     """Bytes by which a token lengthens a sequence's KV cache on one GPU; of layers with a window at a context of
     CONTEXT."""
-    cache_bytes = 2.0 if precision in ("bf16", "int4", "mxfp4") else 1.0
     values = model.kv_values_per_token - model.state_values / CONTEXT
-    return values * cache_bytes / min(layout.tp, model.kv_heads) / layout.pp
+    return values * KV_BYTES[precision] / min(layout.tp, model.kv_heads) / layout.pp
 
 
 def state_bytes(model: Model, layout: Layout) -> float:
@@ -260,7 +266,6 @@ ROUGH_FIT = 0.10
 SLOW = 1.5
 """Times as long as in bf16 at which narrower weights, which are read sooner, were timed with kernels that nobody tuned:
 of MoE models in fp8 by vLLM on H100 and H200, and in fp8_block on L40S."""
-_SPELLINGS = MappingProxyType({"bfloat16": "bf16", "fp4": "nvfp4"})
 
 
 def estimate(
@@ -402,7 +407,7 @@ def _timed_models() -> Mapping[tuple[str, str, str], Mapping[str, list[str]]]:
 
 def _factor(sigma: float) -> float:
     """By how much times may be longer or shorter in 9 of 10 cases."""
-    return math.exp(1.645 * sigma)
+    return math.exp(Z90 * sigma)
 
 
 def _from_roofline(case: _Case, why: str) -> Candidate:
@@ -455,7 +460,7 @@ def _candidate(
 
 def _precision(model: Model, gpu: Gpu, asked: str) -> Precision:
     offered = catalog.precisions(gpu, model)
-    wanted = _SPELLINGS.get(asked.strip().casefold(), asked.strip().casefold())
+    wanted = catalog.precision_named(asked)
     if wanted == "fp8" and model.checkpoint == "fp8_block":
         wanted = "fp8_block"  # the only fp8 in which this checkpoint exists
     for precision in offered:
@@ -492,8 +497,8 @@ def _of_kind(law: StepLaw, timed: Timed, case: _Case, model: Model) -> tuple[Ste
 
 
 def _sample(case: _Case) -> str:
-    blackwell = "fp4" in case.gpu.flops_per_s
-    return "moe_blackwell" if case.model.kind == "moe" and blackwell else case.model.kind
+    on_blackwell = generation(case.gpu) == "blackwell"
+    return "moe_blackwell" if case.model.kind == "moe" and on_blackwell else case.model.kind
 
 
 def _warnings(timed: Timed, case: _Case) -> Iterator[Caution]:
@@ -549,9 +554,9 @@ def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
     """The day-zero law of a measured deployment, for its fit to lean on: from kernel timings, else the roofline. None
     where the catalogue lacks model or GPU. From kernels alone, without the corrections of an estimate: how far a fit
     trusts each coefficient was chosen for those, on servers from which the corrections were learnt."""
-    model, precision = catalog.of_shape(deployment.model), _SPELLINGS.get(deployment.precision, deployment.precision)
+    model, precision = catalog.of_shape(deployment.model), catalog.precision_named(deployment.precision)
     gpu = deployment.gpu.lower()
-    if model is None or gpu not in gpus():
+    if model is None or precision is None or gpu not in gpus():
         return None
     layout = Layout(deployment.tp, deployment.pp)
     try:
@@ -560,10 +565,7 @@ def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
         own = engine if engine in ENGINES else ""
         known = _estimated(*names, lengths, Batching("chunked"), own, as_measured=False)
     except (CatalogueError, DoesNotFit, EstimateUnavailable):
-        bits = next((name for name in BITS if name == precision), None)
-        if bits is None:
-            return None
-        law = roofline_law(model, catalog.gpu(gpu), layout, bits)
+        law = roofline_law(model, catalog.gpu(gpu), layout, precision)
         return DayZero(law, math.hypot(KERNEL_SIGMA[model.kind], UNTIMED_SIGMA), None)
     law = known.replica.law
     if law.attention_s == 0:  # too small to show in the timings of a prompt, so taken from the shape
@@ -584,9 +586,8 @@ def token_share(gpu_name: str, precision: str) -> float | None:
     The kernel timings of the catalogue's dense models have 1.0 times this in the median, with a standard deviation of
     40 % on servers with NVLink; MoE models, which multiply by few of the weights that they read, have a third of it.
     """
-    spelled = _SPELLINGS.get(precision, precision)
-    bits = next((name for name in BITS if name == spelled), None)
-    if bits is None or gpu_name not in gpus():
+    named = catalog.precision_named(precision)
+    if named is None or gpu_name not in gpus():
         return None
     chip = catalog.gpu(gpu_name)
-    return 2 * chip.bandwidth_bytes_per_s / (BITS[bits] / 8 * chip.peak_flops_per_s(bits))
+    return 2 * chip.bandwidth_bytes_per_s / (BITS[named] / 8 * chip.peak_flops_per_s(named))

@@ -243,9 +243,8 @@ def _told_scheduling(points: Sequence[Point], by_caller: Scheduling) -> Scheduli
     said = points[0].batching.strip().lower()
     of_all = zip(*(point.scheduling for point in points), strict=True)
     alike = {name: each[0] for name, each in zip(Scheduling._fields, of_all, strict=True) if len(set(each)) == 1}
-    told = {name: value for name, value in by_caller._asdict().items() if value not in ("", None)}
     policy = next((each for each in POLICIES if each == said), alike.get("policy", ""))
-    return Scheduling(**{**alike, "policy": policy, **told})
+    return Scheduling(**{**alike, "policy": policy, **by_caller.told})
 
 
 def _told_kv_tokens(points: Sequence[Point]) -> set[int]:
@@ -413,9 +412,9 @@ def _candidates(
 ) -> tuple[Batching, ...]:
     if batching is not None:
         return (batching,)
-    told_policy, told_budget, told_steps, told_interval, told_wait, told_ratio = scheduling
+    told_policy, told_budget = scheduling.policy, scheduling.token_budget
     policies: tuple[Policy, ...] = (told_policy,) if told_policy else ("chunked", "prefill_first", "whole_prompt")
-    if told_wait and not told_policy:
+    if scheduling.batch_wait_steps and not told_policy:
         policies = ("chunked", "whole_prompt")  # the others know no such wait
     decoding_most = max(decoding(point) for point in points)
     busy = max(busiest(points), math.ceil(decoding_most))
@@ -428,15 +427,13 @@ def _candidates(
     told = one.max_batch_size if not _refuted_slots(points) else None
     limits = (told,) if told else _limits_that_differ(likely, busy, decoding_most)
     limits += tuple(limit for limit in _limits_seen(points, kv_tokens or UNLIMITED_KV_TOKENS) if limit not in limits)
-    base = Batching(
+    usual = Batching(
         kv_tokens=kv_tokens or UNLIMITED_KV_TOKENS,
         kv_policy=defaults.kv_policy,
         kv_block_tokens=defaults.kv_block_tokens,
-        lookahead_steps=defaults.lookahead_steps if told_steps is None else told_steps,
-        receive_interval_steps=told_interval or 1,
-        batch_wait_steps=told_wait or 0,
-        batch_wait_ratio=told_ratio or 1.0,
+        lookahead_steps=defaults.lookahead_steps,
     )
+    base = replace(usual, **scheduling.told)
     rules = tuple(
         replace(base, policy=policy, max_batch_size=limit, token_budget=budget)
         for limit in limits

@@ -36,6 +36,7 @@ from sizing.plans import Basis
 from sizing.points import UNTOLD, Deployment, Point, Protocol
 from sizing.prediction import Caution
 from sizing.simulator.replay import MEASURES, Replay
+from sizing.stats import Z90
 from sizing.workload import Lengths
 
 # --- Where a law is bound by memory and where by arithmetic, and what an iteration's time is spent on
@@ -336,7 +337,7 @@ class Fit:
     def interval(self, name: str) -> tuple[float, float]:
         """Ends, in seconds, of the 90 % interval of a coefficient."""
         place = self.names.index(name)
-        factor = float(np.exp(1.645 * self.sigmas[place]))
+        factor = float(np.exp(Z90 * self.sigmas[place]))
         value = float(getattr(self.law, name))
         return value / factor, value * factor
 

@@ -1,5 +1,5 @@
 """Latency percentiles of a replica or a fleet at a given load, by analysis: two chains on two time scales; and the
-highest load it can carry, with what sets it: slots, KV cache, token budget, or the iteration time.
+highest load it can carry.
 
     fast chain   prompts at iteration boundaries, decode batch held fixed  ->  ITL(d)      iteration_chain.py
     slow chain   sequences that run, a birth-death chain with rates n / (E[OSL-1] ITL(n))  ->  P(n)
@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 
@@ -41,7 +39,7 @@ from sizing.queueing.slow_chain import Fluctuation, Places, batch_grid, flow_equ
 from sizing.queueing.static_queue import largest_batch, predict_static, static_stable_rate_per_s
 from sizing.queueing.stream import ArrivalStream, stream_of
 from sizing.queueing.token_gaps import decoding_s, gap_quantiles
-from sizing.workload import METRICS, ROUTINGS, Lengths, Prefix, Routing, Within, Workload
+from sizing.workload import METRICS, PERCENTILES, ROUTINGS, Lengths, Prefix, Routing, Within, Workload
 
 WIDE = 1.25
 """Coefficient of variation of prompts above which the prediction warns."""
@@ -294,25 +292,10 @@ def _predict_in_flight(
 
 # --- The highest rate with a steady state
 
-Bound = Literal["slots", "kv_cache", "token_budget", "iteration_time"]
-
-
-@dataclass(frozen=True, slots=True)
-class Stability:
-    """Requests/s below which the queue of a replica has a steady state, and what `binds` there.
-
-    *slots* or *kv_cache*: all slots for sequences are taken; more of them would carry more. *token_budget*: every
-    iteration is full of tokens. *iteration_time*: twice the places would gain less than 2 %; only a faster engine
-    carries more.
-    """
-
-    rate_per_s: float
-    binds: Bound
-
 
 @lru_cache(maxsize=1024)
-def stability(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Stability:
-    """The stable rate of one replica and what binds it; raises ScenarioError when not one mean request fits.
+def stable_rate_per_s(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> float:
+    """Requests/s below which the queue of a replica has a steady state; ScenarioError when not one mean request fits.
 
     Of `slots` sequences d decode; each iteration then brings d / E[steps] prompts, whatever the rate. If the budget
     takes them, the rate is d / (E[steps] ITL) with the ITL of the saturated fast chain. If not, the batch settles
@@ -324,51 +307,20 @@ def stability(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) ->
     in lockstep), 1 to 4 % too high where the KV cache binds and lengths vary. Recomputation of requests paused under
     max_utilization is not counted: 2 to 8 % too high there.
     """
-    rate, most = _known_rate(replica, lengths, prefix), _places(replica, lengths, prefix)
-    if rate.binds == "token_budget":
-        return rate
-    twice = _rate_with(replica, demand_of(replica, lengths, prefix), lengths, 2 * most)
-    if twice.rate_per_s < 1.02 * rate.rate_per_s:
-        return Stability(rate.rate_per_s, "iteration_time")
-    return Stability(rate.rate_per_s, "kv_cache" if most < replica.batching.max_batch_size else "slots")
-
-
-def stable_rate_per_s(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> float:
-    """Highest requests/s of one replica with a steady state, see `stability`."""
-    return _known_rate(replica, lengths, prefix).rate_per_s
-
-
-@lru_cache(maxsize=1024)
-def _known_rate(replica: Replica, lengths: Lengths, prefix: Prefix) -> Stability:
-    """The rate, which every prediction needs; and what binds, except iteration time, which takes as long to find."""
-    places = _places(replica, lengths, prefix)
-    return _rate_with(replica, demand_of(replica, lengths, prefix), lengths, places)
-
-
-def _places(replica: Replica, lengths: Lengths, prefix: Prefix) -> int:
-    """Sequences that run at once."""
     if replica.batching.policy == "static":
-        return largest_batch(replica, lengths)
-    return slots(replica, lengths, prefix)
-
-
-def _rate_with(replica: Replica, demand: Demand, lengths: Lengths, most: int) -> Stability:
-    """The stable rate with `most` slots, bound by them or by the token budget."""
-    if replica.batching.policy == "static":
-        return Stability(static_stable_rate_per_s(replica, lengths, most), "slots")
+        return static_stable_rate_per_s(replica, lengths, largest_batch(replica, lengths))
+    demand, most = demand_of(replica, lengths, prefix), slots(replica, lengths, prefix)
     if demand.decode_steps == 0:
-        return Stability(_token_bound_rate(replica, demand, 0.0), "token_budget")
+        return _token_bound_rate(replica, demand, 0.0)
     full = closed_iterations(replica, demand, np.array([float(most)]))
-    by_places = Stability(float(most / (demand.decode_steps * full.itl_s[0])), "slots")
+    by_places = float(most / (demand.decode_steps * full.itl_s[0]))
     if replica.batching.policy == "prefill_first":
         return by_places
     lane = DecodeCost.of(replica).tokens
     steps = 1 + float(steps_in_vain(replica, demand, np.array([float(most)]))[0])
     filling = replica.batching.token_budget / (lane + steps * demand.prompt_tokens / demand.decode_steps)
-    by_tokens = Stability(_token_bound_rate(replica, demand, min(float(most), filling)), "token_budget")
-    if filling <= most or by_tokens.rate_per_s < by_places.rate_per_s:
-        return by_tokens
-    return by_places
+    by_tokens = _token_bound_rate(replica, demand, min(float(most), filling))
+    return by_tokens if filling <= most else min(by_tokens, by_places)
 
 
 def _token_bound_rate(replica: Replica, demand: Demand, running: float) -> float:
@@ -385,7 +337,6 @@ def _token_bound_rate(replica: Replica, demand: Demand, running: float) -> float
 
 TOLERANCE = 0.10
 """Relative difference that triggers a warning: above nine in ten errors of either method at moderate load."""
-COMPARED = (50, 90, 95, 99)
 
 
 def disagreement(analytic: Prediction, simulated: Prediction) -> Caution | None:
@@ -401,7 +352,7 @@ def disagreement(analytic: Prediction, simulated: Prediction) -> Caution | None:
         return None
     worst, found = TOLERANCE, None
     for metric in METRICS:
-        for percentile in COMPARED:
+        for percentile in PERCENTILES:
             said_s, true_s = analytic.of(metric).at(percentile), simulated.of(metric).at(percentile)
             apart = abs(said_s / true_s - 1) if true_s > 0 else math.nan
             if apart > worst:

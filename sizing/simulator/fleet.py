@@ -21,6 +21,7 @@ from sizing.budget import checkpoint
 from sizing.compiled import compiled
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
+from sizing.numbers import significant
 from sizing.simulator.result import Watch, Watched, watched
 from sizing.simulator.scheduler import (
     Counts,
@@ -77,6 +78,10 @@ class Failure:
                 f"failure: replica must be 0 or more and from_s from 0 to below until_s, got {self.replica}, "
                 f"{self.from_s:g} and {self.until_s:g}"
             )
+
+    def __str__(self) -> str:
+        until = "on" if math.isinf(self.until_s) else f"to {significant(self.until_s)} s"
+        return f"replica {self.replica} down from {significant(self.from_s)} s {until}"
 
 
 class RoutedFleet(NamedTuple):

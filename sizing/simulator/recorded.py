@@ -44,7 +44,18 @@ from sizing.simulator.state import (
 )
 from sizing.simulator.waiting import insert_deadline
 from sizing.trace import Hour, Trace, hours
-from sizing.workload import OF_REQUESTS, ROUTINGS, Limit, RequestMetric, Routing, Seconds, Sla, Tokens, Workload
+from sizing.workload import (
+    OF_REQUESTS,
+    PERCENTILES,
+    ROUTINGS,
+    Limit,
+    RequestMetric,
+    Routing,
+    Seconds,
+    Sla,
+    Tokens,
+    Workload,
+)
 
 PART = 1 << 18
 """Requests fed at once."""
@@ -52,7 +63,6 @@ METRICS = OF_REQUESTS
 USED_UP = len(METRICS)
 """In addition to the metrics, the largest share of a limit that each request uses up."""
 NO_METRIC = -1
-PERCENTILES = (50, 90, 95, 99)
 LARGEST_TABLES_ROWS = 1 << 24
 """Rows for sessions in the prefix caches of all replicas: 200 MB."""
 HOPELESS = 3.0

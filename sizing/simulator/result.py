@@ -16,7 +16,7 @@ from sizing.prediction import NOT_COUNTED, Caution, Joint, Prediction, Quantiles
 from sizing.simulator.scheduler import Counts, TokenGaps, gap_quantiles
 from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests, States, Workspace
 from sizing.stats import quantile_interval
-from sizing.workload import OF_REQUESTS, Limit, Metric, RequestMetric, Seconds, Sla, Within
+from sizing.workload import GAP_PERCENTILES, OF_REQUESTS, Limit, Metric, RequestMetric, Seconds, Sla, Within
 
 # --- Totals of a finished run, in one pass through its request records; compiled by numba
 
@@ -175,7 +175,7 @@ def watched(states: States, work: Workspace, watch: Watch, measured_gaps: tuple[
 
 def gap_percentiles_s(counts: Counts) -> tuple[float, float, float]:
     """p50, p95 and p99 of the gaps counted; NaN if they were not."""
-    gaps_s = gap_quantiles(counts, (50, 95, 99)) if counts.size else np.full(3, math.nan)
+    gaps_s = gap_quantiles(counts, GAP_PERCENTILES) if counts.size else np.full(3, math.nan)
     p50_s, p95_s, p99_s = (float(gap_s) for gap_s in gaps_s)
     return p50_s, p95_s, p99_s
 

@@ -209,6 +209,8 @@ class Stream:
     def __post_init__(self) -> None:
         if not 0 <= self.priority <= 15:
             raise ScenarioError(f"priority must be from 0 (first) to 15, got {self.priority}")
+        if self.workload.queue_limit:
+            raise ScenarioError("several workloads share one queue: set max_waiting of the replica, not queue_limit")
 
 
 def simulate_streams(

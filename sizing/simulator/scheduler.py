@@ -64,7 +64,7 @@ from sizing.simulator.waiting import (
     take_first,
     tokens_per_step,
 )
-from sizing.workload import Seconds
+from sizing.workload import PERCENTILES, Seconds
 
 # --- A histogram of the gaps between tokens, as every reader of a stream sees them; compiled by numba
 
@@ -232,7 +232,7 @@ class TokenGaps:
         pooled = self.counts.sum(axis=0)
         seen = int(pooled.sum())
         mean_s = float(pooled @ (EDGES_S[1:] + EDGES_S[:-1])) / 2 / seen if seen else math.nan
-        return Quantiles(mean_s, *map(float, gap_quantiles(pooled, (50, 90, 95, 99))))
+        return Quantiles(mean_s, *map(float, gap_quantiles(pooled, PERCENTILES)))
 
     def share_above(self, limit_s: float) -> float:
         """Share of the gaps that are longer than `limit_s`; 0 where there are none."""

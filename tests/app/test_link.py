@@ -64,7 +64,7 @@ tokens = whole(TOKENS)
 arrivals = some.sampled_from([Arrivals(), Arrivals("constant", 0.0)]) | some.builds(
     Arrivals, some.just("gamma"), floats(ARRIVAL_CV)
 )
-arrivals |= some.builds(Arrivals.batches, whole(ARRIVAL_SIZE))
+arrivals |= some.builds(Arrivals, some.just("batch"), size=whole(ARRIVAL_SIZE))
 scenarios = some.builds(
     Scenario,
     model=names | some.just("org/name,with a comma"),

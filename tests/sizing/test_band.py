@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from sizing.candidates import from_fit
-from sizing.edge import MONTE_CARLO_SIGMA, Z90, SlaMissed, analytic_capacity_per_s, capacity_band, predict_at
+from sizing.edge import MONTE_CARLO_SIGMA, SlaMissed, analytic_capacity_per_s, capacity_band, predict_at
 from sizing.engine import Replica
 from sizing.fitting import fit
 from sizing.plans import Candidate
 from sizing.question import Setting
 from sizing.queueing import stable_rate_per_s
+from sizing.stats import Z90
 from sizing.workload import Lengths, Limit, Sla, Workload
 from validation.evidence.server import CONTRASTING, LAW, POLICIES, calibrate
 

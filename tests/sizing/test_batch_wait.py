@@ -182,6 +182,8 @@ def test_a_fit_takes_the_wait_as_told(tmp_path: Path, capsys: pytest.CaptureFixt
     worst, worst_untold = (max(abs(error.ttft_error) for error in one.errors) for one in (found, fit(untold)))
     assert worst < 0.12 < worst_untold
     assert fit(untold, **told).law == found.law
+    of_no_policy = fit([replace(point, policy="", batching="") for point in points])
+    assert of_no_policy.batching.policy in ("chunked", "whole_prompt")
     differ = [replace(points[0], batch_wait_steps=10), *points[1:]]
     assert fit(differ).batching.batch_wait_steps == 0
     with pytest.raises(ScenarioError, match="prefill_first"):
@@ -189,7 +191,7 @@ def test_a_fit_takes_the_wait_as_told(tmp_path: Path, capsys: pytest.CaptureFixt
     asked = ["fit", "--points", str(table)]
     said = json.loads(command([*asked, "--json"], capsys)[1])
     assert (said["batch_wait_steps"], said["batch_wait_ratio"]) == (20, 0.9)
-    assert "prompts wait for others up to 20 decode steps" in command(asked, capsys)[1]
+    assert "batch wait steps 20, batch wait ratio 0.9" in command(asked, capsys)[1]
     at_once = command([*asked, "--batch-wait-steps", "0", "--json"], capsys)[1]
     assert "batch_wait_steps" not in json.loads(at_once)
 

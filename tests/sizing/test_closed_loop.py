@@ -12,7 +12,6 @@ import pytest
 from sizing.analyses.closed_loop import (
     ENOUGH,
     OF_SHAPE,
-    PERCENTILES,
     Banded,
     ClosedLoop,
     _shown,
@@ -27,7 +26,7 @@ from sizing.fitting import Fit, fit
 from sizing.fitting.levels import luck_of_lengths, point_runs
 from sizing.points import Point
 from sizing.simulator import Simulated, simulate_closed
-from sizing.workload import Lengths, Metric, Prefix
+from sizing.workload import PERCENTILES, Lengths, Metric, Prefix
 from tests.sizing.simulated_levels import SERVER, simulated_point
 from validation.evidence import measured_levels
 from validation.evidence.claim import Setup

@@ -14,7 +14,7 @@ import pytest
 
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import FitError
-from sizing.estimate import prior_law, token_share
+from sizing.estimate import estimate, prior_law, token_share
 from sizing.fitting import UNTOLD, Fit, Protocol, ServedTrace, fit, fit_trace, search
 from sizing.fitting.levels import Observed, point_runs, run_to_run, trace_points, trace_run
 from sizing.fitting.search import outliers
@@ -102,6 +102,7 @@ def test_a_token_s_arithmetic_follows_from_the_data_sheet() -> None:
     """H100 SXM: 3.35 TB/s and 989 TFLOP/s in bf16, twice that in fp8 for weights half as large."""
     assert token_share("h100_sxm", "bf16") == pytest.approx(3.35 / 989, rel=0.01)
     assert token_share("h100_sxm", "fp8") == pytest.approx(3.35 / 989, rel=0.01)
+    assert token_share("h100_sxm", "FP16") == token_share("h100_sxm", "bf16")
     assert token_share("h100_sxm", "float12") is None
     assert token_share("my gpu", "bf16") is None
 
@@ -115,6 +116,17 @@ def test_a_kv_cache_that_the_server_tells_is_not_searched() -> None:
     assert "kv_tokens" not in found.extra
     assert not {warning.kind for warning in found.warnings} & {"fitted_kv_tokens", "fitted_slots"}
     assert fit(told, protocol=Protocol("ramp"), kv_tokens=20_000).batching.kv_tokens == 20_000  # who asks knows better
+
+
+@pytest.mark.parametrize("spelled", ["fp16", "Float16", "bfloat16"])
+def test_weights_of_16_bits_have_one_estimate(spelled: str) -> None:
+    """Whatever the points call them: a fit of theirs leans on it all the same."""
+    named = Deployment("Qwen/Qwen3-32B", "bf16", "h100_sxm", 2, 1, "vllm", "0.12", "in_flight", 256)
+    leant_on = prior_law(named, Lengths(2000, 500))
+    assert leant_on is not None
+    assert prior_law(named._replace(precision=spelled), Lengths(2000, 500)) == leant_on
+    of_points, of_name = (estimate(named.model, named.gpu, 2, name, Lengths(2000, 500)) for name in (spelled, "bf16"))
+    assert of_points == of_name
 
 
 def test_a_kv_cache_that_no_level_fills_is_as_large_as_estimated() -> None:

@@ -185,7 +185,7 @@ def test_the_mix_costs_no_more_than_the_answer_of_the_plan() -> None:
 def test_a_mix_takes_bursts_with_its_spares_failed(rate: float) -> None:
     """Batches of 60 that one replica cannot take: a mix of one type is the fleet of the plan, whatever the rate."""
     asked = question(rate, sla=Sla(Limit("ttft", 95, 0.7)), price_per_gpu_hour=2.0)
-    asked = replace(asked, workload=replace(asked.workload, arrivals=Arrivals.batches(60)))
+    asked = replace(asked, workload=replace(asked.workload, arrivals=Arrivals("batch", size=60)))
     plan = planner.plan(asked, [candidate()])
     assert plan.answer.working > 1
     assert mixed(plan, {}, {}).gpus == plan.answer.gpus

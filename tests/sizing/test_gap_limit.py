@@ -329,7 +329,7 @@ def test_the_remark_does_not_advise_the_limit_that_is_set() -> None:
 
 
 def test_batches_constant_and_bursty_arrivals_have_gaps_too() -> None:
-    for arrivals in (Arrivals.parse("constant"), Arrivals.parse("gamma:cv=2"), Arrivals.batches(4)):
+    for arrivals in (Arrivals.parse("constant"), Arrivals.parse("gamma:cv=2"), Arrivals("batch", size=4)):
         load = Workload(Lengths(1000, 100), 4.0, arrivals, Prefix(200, 0.5))
         found, said = run_of(Replica(LAW), load).prediction().gap, predict(Replica(LAW), load, gaps=True).gap
         assert said.p50_s == pytest.approx(found.p50_s, rel=0.1)

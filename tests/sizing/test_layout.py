@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -156,6 +157,18 @@ def test_pools_are_never_larger_than_of_one_layout() -> None:
     assert isinstance(together, Pools) and len(candidates) == 4
     alone = [pools_of(question, [each], BY_FORMULA) for each in candidates]
     assert together.gpus <= min(each.gpus for each in alone if isinstance(each, Pools))
+
+
+def test_pools_tell_engines_of_one_layout_apart() -> None:
+    """Two versions of an engine, say, one of them slower: the pools are the faster one's, whichever comes first."""
+    question = Question(
+        QWEN, Workload(LENGTHS, 20.0), Sla(Limit.parse("ttft", "p95:2s"), Limit.parse("itl", "p95:50ms"))
+    )
+    fast = estimate(QWEN, "h200_sxm", 2, "bf16", LENGTHS)
+    slow = replace(fast, replica=replace(fast.replica, law=fast.replica.law.scaled(1.3)))
+    alone, *both = (pools_of(question, each, BY_FORMULA) for each in ([fast], [fast, slow], [slow, fast]))
+    assert isinstance(alone, Pools)
+    assert both == [alone, alone]
 
 
 ASKED = ["--model", R1, "--gpu", "b200_sxm", "--isl", "4000", "--osl", "1000", "--rate", "10"]

@@ -32,7 +32,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 LOADS: dict[str, dict[str, Any]] = {
     "bursts": {"arrivals": Arrivals("gamma", 2.0)},
-    "groups": {"arrivals": Arrivals.batches(6)},
+    "groups": {"arrivals": Arrivals("batch", size=6)},
     "evenly spaced": {"arrivals": Arrivals("constant", 0.0)},
     "half the prompts cached": {"prefix": Prefix(300, 0.5)},
     "the line is left after 1 s": {"queue_timeout_s": 1.0},

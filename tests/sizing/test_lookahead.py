@@ -209,7 +209,7 @@ def test_a_fit_takes_what_is_known_of_the_engine(tmp_path: Path, capsys: pytest.
     asked = ["fit", "--points", str(table)]
     assert json.loads(command([*asked, "--json"], capsys)[1])["lookahead_steps"] == 1
     assert "lookahead_steps" not in json.loads(command([*asked, "--lookahead-steps", "0", "--json"], capsys)[1])
-    assert "looks 1 iteration ahead" in command(asked, capsys)[1]
+    assert "lookahead steps 1" in command(asked, capsys)[1]
 
 
 @pytest.mark.parametrize("policy", ["chunked", "prefill_first", "whole_prompt"])

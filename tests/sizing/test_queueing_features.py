@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from sizing.engine import UNLIMITED_KV_TOKENS, Batching, Replica, Roughness, Speculation, StepLaw
 from sizing.prediction import Caution, Prediction, Quantiles, saturated
-from sizing.queueing import predict, slots, stability, stable_rate_per_s
+from sizing.queueing import predict, slots, stable_rate_per_s
 from sizing.queueing.demand import WorkVariance, demand_of
 from sizing.queueing.percentiles import disagreement
 from sizing.queueing.slow_chain import Fluctuation, state_probabilities, waiting_chance
@@ -248,18 +248,6 @@ def test_short_outputs_lose_time_to_prompts_that_came_with_theirs():
 
 
 # stability
-
-
-def test_what_binds():
-    cases = {
-        "slots": limited(max_batch_size=4),
-        "kv_cache": limited(kv_tokens=10_000),
-        "token_budget": limited(token_budget=128),
-        "iteration_time": replace(ENGINE, law=LAW.with_values(weights_s=0, overhead_s=0, prefill_s=0)),
-    }
-    for binds, engine in cases.items():
-        assert stability(engine, FIXED).binds == binds
-        assert stability(engine, FIXED).rate_per_s == stable_rate_per_s(engine, FIXED)
 
 
 @given(places=st.integers(1, 200), more=st.integers(1, 200))

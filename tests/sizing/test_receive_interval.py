@@ -183,7 +183,7 @@ def test_a_fit_takes_the_interval_as_told(tmp_path: Path, capsys: pytest.Capture
     assert fit(differ).batching.receive_interval_steps == 1
     asked = ["fit", "--points", str(table)]
     assert json.loads(command([*asked, "--json"], capsys)[1])["receive_interval_steps"] == 20
-    assert "looks for new requests every 20 decode steps" in command(asked, capsys)[1]
+    assert "receive interval steps 20" in command(asked, capsys)[1]
     at_once = command([*asked, "--receive-interval-steps", "1", "--json"], capsys)[1]
     assert "receive_interval_steps" not in json.loads(at_once)
 

@@ -25,7 +25,7 @@ def test_a_batch_splits_into_binomial_batches(replicas: int) -> None:
     """Of a batch of 6 each member comes here with chance p: of those who come, all but the first of a batch follow at
     once, 1 - (1 - (1 - p)^6) / (6 p) of them; the gap between batches that have somebody here is exponential."""
     n, size, p, rate = 200_000, 6, 1 / replicas, 30.0
-    gaps_s = thinned_gaps(Arrivals.batches(size), n, rate, replicas, np.random.default_rng(2))
+    gaps_s = thinned_gaps(Arrivals("batch", size=size), n, rate, replicas, np.random.default_rng(2))
     anybody = 1 - (1 - p) ** size
     at_once = 1 - anybody / (size * p)
     assert np.mean(gaps_s == 0) == pytest.approx(at_once, abs=4 * np.sqrt(at_once * (1 - at_once) / n))

@@ -9,7 +9,7 @@ import pytest
 
 from sizing.cli import main
 from sizing.engine import Batching, Replica, Speculation, StepLaw
-from sizing.simulator import Watch, simulate
+from sizing.simulator import Failure, Watch, simulate, simulate_fleet
 from sizing.workload import Lengths, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 0.0, 0.0)
@@ -41,6 +41,38 @@ def test_the_options_are_those_of_the_library(capsys: pytest.CaptureFixture[str]
     assert found["gap_p99_s"] == expected.watched.gap_p99_s
     assert found["timed_out_share"] == expected.timed_out / len(expected.outcome) > 0
     assert found["cancelled_share"] == expected.cancelled / len(expected.outcome)
+
+
+def test_a_replica_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two replicas; one is down for half of the run: every request is served, later than without."""
+    asked = "--rate 40 --replicas 2 --routing least_outstanding"
+    code, out, err = run(f"{asked} --failure 1:10s:35s --json", capsys)
+    assert (code, err) == (0, "")
+    hit, unhurt = json.loads(out), json.loads(run(f"{asked} --json", capsys)[1])
+    replica = Replica(LAW, Batching(kv_tokens=1_000_000))
+    expected = simulate_fleet(
+        [replica] * 2, LOAD, routing="least_outstanding", failures=[Failure(1, 10, 35)], requests=2000
+    )
+    assert hit["predicted"]["e2e"]["p95_s"] == pytest.approx(np.quantile(expected.e2e_s, 0.95))
+    assert hit["predicted"]["e2e"]["p95_s"] > unhurt["predicted"]["e2e"]["p95_s"]
+    told = " ".join(run(f"{asked} --failure 1:10s:35s --failure 0:40s", capsys)[1].split())
+    assert "replica 1 down from 10 s to 35 s; replica 0 down from 40 s on" in told
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [
+        ("0", "write it as REPLICA:FROM:UNTIL"),
+        ("-1:1s", "write it as REPLICA:FROM:UNTIL"),
+        ("0:10", "needs a unit"),
+        ("0:10s:5s", "from_s from 0 to below until_s"),
+        ("2:10s:20s", "the fleet has replicas 0 to 1"),
+        ("0:1000s", "the requests have arrived after 50 s"),
+    ],
+)
+def test_a_failure_that_cannot_be_is_one_line(failure: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(f"--rate 40 --replicas 2 --failure {failure}", capsys)
+    assert (code, out) == (2, "") and why in err and len(err.splitlines()) == 1
 
 
 def test_gaps_are_printed_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -199,6 +199,11 @@ def test_streams_of_one_kind_are_one_workload() -> None:
         assert part.utilization == pytest.approx(whole.utilization, rel=0.02)
 
 
+def test_a_stream_has_no_queue_of_its_own() -> None:
+    with pytest.raises(ScenarioError, match="share one queue"):
+        Stream(Workload(VARIED, 1.0, queue_limit=5))
+
+
 @pytest.mark.parametrize("routing", ["random", "round_robin", "least_outstanding"])
 def test_streams_keep_their_rates_on_a_fleet(routing: Any) -> None:
     chat, batch = Workload(Lengths(300, 100, 0.5, 0.5), 60.0), Workload(Lengths(3000, 40, 0.3, 0.3), 12.0)

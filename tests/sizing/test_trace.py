@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,14 @@ def test_a_whole_factor_is_so_many_times_the_requests_with_the_originals_among_t
         assert mine.min() >= trace.arrival_s[max(place - 1, 0)]
         assert mine.max() <= trace.arrival_s[min(place + 1, len(trace) - 1)]
     assert len(np.unique(scaled.session)) == factor * len(np.unique(trace.session))
+
+
+def test_sessions_of_large_numbers_stay_sessions() -> None:
+    """A part of a long trace keeps the numbers of its sessions."""
+    trace = replace(trace_of([0, 1000, 2000], sessions=True), session=np.array([10**8, 10**8, 5], np.int32))
+    scaled = trace.scaled(1000)
+    assert scaled.session.min() >= 0 and len(np.unique(scaled.session)) == 2000
+    assert set(np.unique(scaled.session[scaled.isl == 3])).isdisjoint(scaled.session[scaled.isl != 3])
 
 
 @pytest.mark.parametrize("factor", [0.3, 0.8, 1.7, 4])

@@ -20,9 +20,9 @@ from sizing.analyses.traced import (
     lengths_of,
     loosest,
     plan_trace,
-    ranks,
     smallest,
 )
+from sizing.demand_model import ranks
 from sizing.errors import ScenarioError
 from sizing.plans import NoFeasiblePlan
 from sizing.question import Question
@@ -175,6 +175,18 @@ def test_lengths_and_their_correlation_are_those_of_the_trace(correlation: float
         osl.std() / osl.mean(), rel=0.03
     )
     assert found.correlation == pytest.approx(correlation, abs=0.02)
+
+
+def test_requests_of_two_kinds_are_as_often_long_in_both_lengths_as_in_the_trace() -> None:
+    """Lengths with many ties, whose ranks say less than those of lengths that all differ."""
+    rng = np.random.default_rng(3)
+    long = rng.random(40_000) < 0.2
+    swapped = long ^ (rng.random(40_000) < 0.03)
+    isl, osl = np.where(long, 4000, 200).astype(np.int32), np.where(swapped, 1000, 50).astype(np.int32)
+    found = lengths_of(Trace(np.arange(40_000.0), isl, osl))
+    drawn = found.at(*np.random.default_rng(4).standard_normal((2, 200_000)))
+    both = float(np.mean((drawn[0] == 4000) & (drawn[1] == 1000)))
+    assert both == pytest.approx(float(np.mean(long & swapped)), abs=0.004)
 
 
 def test_resampled_traffic_varies_more_where_hours_differ() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sizing.errors import ScenarioError
+from sizing.prediction import Prediction, Quantiles
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload, parse_seconds
 
 
@@ -42,6 +43,22 @@ def test_gaps_that_no_traffic_has_are_refused(text: str) -> None:
         Arrivals.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (Arrivals(), "poisson"),
+        (Arrivals("constant"), "constant"),
+        (Arrivals("gamma", 2.0), "gamma:cv=2"),
+        (Arrivals("batch", size=8), "batch:size=8"),
+    ],
+)
+def test_arrivals_are_those_of_their_text(made: Arrivals, text: str) -> None:
+    """However they are made, they have the coefficient of variation that their gaps show."""
+    assert made == Arrivals.parse(text) == Arrivals.parse(str(made))
+    gaps_s = made.gaps(400_000, 8.0, np.random.default_rng(1))
+    assert gaps_s.std() / gaps_s.mean() == pytest.approx(made.cv, rel=0.02, abs=1e-9)
+
+
 @pytest.mark.parametrize("text", ["poisson", "constant", "gamma:cv=2", "gamma:cv=0.5"])
 @pytest.mark.parametrize("merged", [1, 7])
 def test_gaps_of_merged_streams_have_mean_and_spread_of_sums(text: str, merged: int) -> None:
@@ -56,6 +73,14 @@ def test_gaps_of_merged_streams_have_mean_and_spread_of_sums(text: str, merged: 
 def test_a_limit_reads_back_what_was_written(percentile: int, limit_ms: float) -> None:
     assert Limit.parse("ttft", f"p{percentile}:{limit_ms!r}ms").limit_s == pytest.approx(limit_ms / 1000)
     assert Limit.parse("ttft", f"p{percentile}:{limit_ms!r}ms").percentile == percentile
+
+
+def test_a_percentile_may_be_a_float() -> None:
+    """As a table of numbers has it: the limit is the same."""
+    limit = Limit("ttft", 95.0, 1.0)
+    assert limit == Limit("ttft", 95, 1.0) and str(limit) == "p95 TTFT <= 1000 ms"
+    seen = Quantiles.of(np.linspace(0.0, 0.9, 101))
+    assert Prediction(seen, seen, seen, False, 0.5, "simulation").meets(Sla(limit))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from ui.views.answer import (
     deployment_files,
     export,
     link_to_report,
+    show_no_fleet,
     show_no_plan,
     show_plan,
     show_prices,
@@ -133,7 +134,7 @@ def gpus_for_trace(scenario: Scenario) -> TracePlan | None:
             st.markdown("A shorter part of the trace, or a scale below 1, takes less time.")
             return None
         if outcome.found is None:
-            traced.show_none(outcome, scenario)
+            show_no_fleet(outcome, scenario)
             return None
         traced.show_replayed(outcome.found, scenario)
     return replace(outcome.found, notes=recorded.notes[1:])  # of its file; the first says its kind
@@ -151,7 +152,7 @@ def gpus_for_sessions(scenario: Scenario) -> SessionPlan | None:
         st.markdown(sessions.WHAT_IF_LONG)
         return None
     if outcome.found is None:
-        sessions.show_none(outcome, scenario)
+        show_no_fleet(outcome, scenario)
         return None
     sessions.show_sessions(outcome.found, scenario)
     return outcome.found

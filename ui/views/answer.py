@@ -29,11 +29,12 @@ from sizing.workload import Lengths, Limit, Sla
 from ui import answers, look
 from ui.answers import fits_elsewhere, room_share, ways_out, what_fits
 from ui.charts.latency import latency_against_load
+from ui.computing import Outcome
 from ui.look import card, data_behind, ink, rows_of_cards, show
 from ui.scenario import Scenario
 from ui.values import allow_any, use_candidate, use_limits
 from ui.visit import visit
-from ui.words import counted, gpus_band, limit_name, plain, room, sentence_case, tell_unreadable
+from ui.words import counted, gpus_band, limit_name, plain, room, sentence_case, tell, tell_unreadable
 
 LEVELS = 4
 """Load levels asked for: from one request at a time to a quarter more than planned."""
@@ -346,6 +347,15 @@ def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scena
         widen(scenario)
     if rejected:
         left_out(rejected, expanded=True)
+
+
+def show_no_fleet(found: answers.Traced | answers.ForSessions, scenario: Scenario) -> None:
+    """Why no fleet serves a trace or sessions."""
+    tell_unreadable(answers.measured_points().problems)
+    tell(scenario, Outcome(None, found.title, found.reason, found.rejected))
+    widen(scenario)
+    if found.rejected:
+        left_out(found.rejected, expanded=True)
 
 
 def _nearest_miss(rejected: Sequence[Rejection]) -> None:

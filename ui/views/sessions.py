@@ -23,12 +23,11 @@ from sizing.text import SESSION_ROUTING, Extras, as_json, sessions_lines
 from sizing.workload import PERCENTILES, Sessions
 from ui import answers
 from ui.charts.traced import hit_rate_over_load, later_ttft_over_load
-from ui.computing import Outcome
 from ui.look import card, data_behind, ink, rows_of_cards, show
 from ui.scenario import CHATS, Scenario
-from ui.views.answer import alternatives, cards, export, headline, left_out, remarks, widen
+from ui.views.answer import alternatives, cards, export, headline, left_out, remarks
 from ui.visit import chosen, number_typed, one_picked
-from ui.words import plain, sentence_case, tell, tell_unreadable
+from ui.words import plain, sentence_case, tell_unreadable
 
 MANY = {"users": "Users at once", "rate": "Sessions/s"}
 MANY_HELP = (
@@ -171,15 +170,6 @@ def simulated(scenario: Scenario, load: SessionLoad, limits: tuple[SessionLimit,
 
 USUAL_RUNS = 12
 """Fleets that are still to be simulated, as the bar has it: how many there will be nobody knows before."""
-
-
-def show_none(found: answers.ForSessions, scenario: Scenario) -> None:
-    """Why no fleet serves the sessions."""
-    tell_unreadable(answers.measured_points().problems)
-    tell(scenario, Outcome(None, found.title, found.reason, found.rejected))
-    widen(scenario)
-    if found.rejected:
-        left_out(found.rejected, expanded=True)
 
 
 def show_sessions(found: SessionPlan, scenario: Scenario) -> None:

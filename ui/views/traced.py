@@ -36,7 +36,6 @@ from ui import answers
 from ui.answers import EXAMPLE, MOST_UPLOAD_BYTES, Part
 from ui.charts.fleet import gpus_over_day
 from ui.charts.traced import gpus_by_hour, lengths_of_requests, limit_by_hour, requests_over_time
-from ui.computing import Outcome
 from ui.link import PREFIX
 from ui.look import card, data_behind, ink, rows_of_cards, show
 from ui.scenario import DAYS, OF_PEAK, Scenario
@@ -53,10 +52,9 @@ from ui.views.answer import (
     remarks,
     tell_change_since_link,
     warnings,
-    widen,
 )
 from ui.visit import LONGEST, Recorded, chosen, let_go, visit
-from ui.words import limit_name, plain, sentence_case, tell, tell_unreadable
+from ui.words import limit_name, plain, sentence_case, tell_unreadable
 
 state = st.session_state
 TRACE, ENDS, SCALE, LIMITS = PREFIX + "trace", PREFIX + "part", PREFIX + "scale", PREFIX + "classes"
@@ -318,15 +316,6 @@ def replayed(scenario: Scenario, part: Part, trace: Trace) -> answers.Traced:
         found = answers.traced(scenario, part, trace, progress)
         line.empty()
     return found
-
-
-def show_none(found: answers.Traced, scenario: Scenario) -> None:
-    """Why no fleet serves the trace."""
-    tell_unreadable(answers.measured_points().problems)
-    tell(scenario, Outcome(None, found.title, found.reason, found.rejected))
-    widen(scenario)
-    if found.rejected:
-        left_out(found.rejected, expanded=True)
 
 
 def show_replayed(found: TracePlan, scenario: Scenario) -> None:

@@ -21,13 +21,13 @@ from sizing.catalog import Layout, of_shape
 from sizing.estimate import KERNEL_SIGMA, kernels, prior_law
 from sizing.fitting.levels import concurrency
 from sizing.numbers import Floats
+from sizing.stats import Z90
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_silicon import DATA
 from validation.evidence.measured_silicon_rows import sample_path
 from validation.evidence.silicon_fit import (
     LEFT_OUT,
     METRICS,
-    SIGMAS_OF_BAND,
     Row,
     Studies,
     figures,
@@ -171,12 +171,12 @@ def _band(found: Found, kind: str, metric: str) -> EvidenceRow:
 
     def told(left_out: str) -> tuple[Floats, NDArray[np.bool_], Floats]:
         off = found.off[left_out][of_kind, place]
-        half = SIGMAS_OF_BAND * found.sigmas[left_out][of_kind, place]
+        half = Z90 * found.sigmas[left_out][of_kind, place]
         return np.expm1(off), np.abs(off) <= half, np.sinh(half)
 
     name = f"band, estimates, {KINDS[kind]}, {SHORT['both']}"
     row = row_of_band(name, DATA, CALLED[metric], *told("both"))
-    row = noted(row, f"of kernels alone ± {shown(float(np.sinh(SIGMAS_OF_BAND * KERNEL_SIGMA[ALONE[kind]])))}")
+    row = noted(row, f"of kernels alone ± {shown(float(np.sinh(Z90 * KERNEL_SIGMA[ALONE[kind]])))}")
     for left_out in LEFT_OUT[1:]:
         _, held, half = told(left_out)
         row = noted(row, f"{SHORT[left_out]}: {shown(float(np.mean(held)))}, ± {shown(float(np.mean(half)))}")

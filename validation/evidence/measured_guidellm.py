@@ -37,7 +37,6 @@ from numpy.random import SeedSequence
 
 from sizing.analyses.verification import INSTRUMENT, law_sigmas
 from sizing.candidates import from_fit
-from sizing.edge import Z90
 from sizing.engine import Batching, Replica
 from sizing.fitting import Fit, Protocol, fit
 from sizing.numbers import Floats
@@ -45,6 +44,7 @@ from sizing.points import Point
 from sizing.prediction import Quantiles
 from sizing.queueing import predict
 from sizing.simulator import simulate_trace
+from sizing.stats import Z90
 from sizing.token_law import TokenLaw
 from sizing.workload import Arrivals, Lengths, Limit, RequestMetric, Workload
 from validation.evidence.claim import Claim, Setup

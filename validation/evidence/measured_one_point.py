@@ -18,7 +18,6 @@ from numpy.random import SeedSequence
 from numpy.typing import NDArray
 
 from sizing.analyses.closed_loop import point_at
-from sizing.edge import Z90
 from sizing.engine import UNLIMITED_KV_TOKENS, Batching, Replica
 from sizing.estimate import prior_law
 from sizing.fitting import Fit, fit
@@ -26,6 +25,7 @@ from sizing.fitting.levels import concurrency, point_runs
 from sizing.numbers import Floats, percent
 from sizing.points import Point
 from sizing.simulator.replay import Replay
+from sizing.stats import Z90
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_silicon import DATA, METRICS, four
 from validation.evidence.measured_silicon_rows import Series, is_kept_apart, read_sample, sample_path

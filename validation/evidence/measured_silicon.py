@@ -24,6 +24,7 @@ from numpy.random import SeedSequence
 from sizing.fitting import fit
 from sizing.numbers import Floats
 from sizing.points import Point
+from sizing.stats import Z90
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_design import on_line
 from validation.evidence.measured_silicon_rows import Series, is_kept_apart, read_sample, sample_path
@@ -31,7 +32,6 @@ from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted,
 
 DATA = "sample in aiconfigurator-core"
 METRICS = ("requests/s", "TTFT mean", "ITL mean")
-SIGMAS_OF_BAND = 1.645
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def answer(case: Case, seed: SeedSequence) -> Found:
     found = fit(case.fitted)
     measured = _figures(case.asked)
     predicted = found.means(asked)[:, : len(METRICS)]
-    return Found(np.log(predicted / measured), np.log(line / measured), SIGMAS_OF_BAND * found.mean_sigmas(asked))
+    return Found(np.log(predicted / measured), np.log(line / measured), Z90 * found.mean_sigmas(asked))
 
 
 def _figures(points: Sequence[Point]) -> Floats:

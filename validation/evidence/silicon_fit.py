@@ -53,10 +53,10 @@ from sizing.fitting.levels import concurrency, point_runs
 from sizing.numbers import Floats
 from sizing.points import KnownPolicy, Point, Protocol
 from sizing.simulator.replay import Replay
+from sizing.stats import Z90
 from validation.evidence.measured_silicon_rows import Series, read_sample, sample_path
 
 METRICS = ("ttft", "itl", "requests")
-SIGMAS_OF_BAND = 1.645
 BURST = Protocol("burst", "all")
 """Users of the sample began together, and its means hold all requests."""
 EFFECT_SIGMAS = np.array([0.15, 0.2, 0.25, 0.12, 0.3, 0.4])
@@ -233,17 +233,9 @@ def predicted(laws: Sequence[StepLaw], kv_tokens: Sequence[int], points: Sequenc
         ahead = Server(point.engine, point.gpu, point.precision, "", point.engine_version).lookahead_steps
         memory = catalog.memory_bytes(point.gpu)
         defaults = engine_defaults(point.engine, point.engine_version, point.gpu, memory)
-        batching = Batching(
-            point.policy or estimated_policy(point.engine),
-            max(256, users),
-            point.token_budget or defaults.token_budgets[0],
-            kv,
-            lookahead_steps=ahead,
-            receive_interval_steps=point.receive_interval_steps or 1,
-            batch_wait_steps=point.batch_wait_steps or 0,
-            batch_wait_ratio=point.batch_wait_ratio or 1.0,
-        )
-        replica = Replica(law, batching)
+        slots, budget = max(256, users), defaults.token_budgets[0]
+        usual = Batching(estimated_policy(point.engine), slots, budget, kv, lookahead_steps=ahead)
+        replica = Replica(law, replace(usual, **point.scheduling.told))
         found.append(Replay(point_runs([rough], BURST), replica).means(replica)[0, 1:3])
     return figures(np.array(found), points)
 
@@ -435,7 +427,7 @@ def students_t(off: Floats) -> Floats:
 
 def sigmas(off: Floats) -> list[float]:
     """Standard errors of METRICS whose 90 % bands hold nine in ten of the errors `off`, shape (rows, 3)."""
-    nine_in_ten: list[float] = (np.quantile(np.abs(off), 0.9, axis=0) / SIGMAS_OF_BAND).tolist()
+    nine_in_ten: list[float] = (np.quantile(np.abs(off), 0.9, axis=0) / Z90).tolist()
     return nine_in_ten
 
 

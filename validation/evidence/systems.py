@@ -323,7 +323,7 @@ def splits() -> list[System]:
         return fleet_wait_s(Arrivals("constant", 0.0), 3.0, 4, "random", n, rng)
 
     def in_batches(n: int, rng: Generator) -> float:
-        gaps_s = Arrivals.batches(size).gaps(n, load, rng)
+        gaps_s = Arrivals("batch", size=size).gaps(n, load, rng)
         return float(queue_s(one_prompt_each(np.cumsum(gaps_s))).mean())
 
     return [

@@ -71,7 +71,7 @@ FEATURES: Mapping[str, Change] = MappingProxyType(
         "KV limited": engine(kv_tokens=60_000),
         "max_utilization": engine(kv_policy="max_utilization", kv_tokens=60_000),
         "power of two, 8": fleet(8, "power_of_two"),
-        "batches of 8": lambda case: replace(case, arrivals=Arrivals.batches(8)),
+        "batches of 8": lambda case: replace(case, arrivals=Arrivals("batch", size=8)),
         "correlation +.7": correlated(0.7),
         "correlation -.7": correlated(-0.7),
         "64 slots": engine(max_batch_size=64),

@@ -187,13 +187,17 @@ BEYOND_STABLE = 1.1
 """Factor on the stable rate that no closed loop exceeds: candidates that need more GPUs even so are not simulated."""
 
 
-def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased | None:
+def mean_based(
+    question: Question, candidates: Iterable[Candidate], replayed: Callable[[Candidate, int], Prediction] | None = None
+) -> MeanBased | None:
     """The fewest GPUs by the rule "requests/s at the highest concurrency whose mean latencies meet the limits".
 
     The rule treats percentile limits, and the limits behind goodput, as limits on means, and random arrivals as users
     that wait for each other (closed loop), and keeps neither headroom nor spares; it ignores single gaps, so a limit on
     these becomes one on the mean ITL. None when no candidate meets the limits even at one user, or none has a KV cache
     for the longest request.
+
+    `replayed`: what a trace sees on so many replicas of a candidate; else the question's arrivals are simulated.
     """
     rate_per_s = question.workload.rate_per_s
 
@@ -209,11 +213,12 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
             counts.append((count[0] * candidate.gpus, place, *count))
     for *_, replicas, candidate in sorted(counts, key=lambda count: count[:2]):
         setting = Setting(question.workload, question.sla, question.routing, replicas)
+        bought = replicas * candidate.gpus, replicas, candidate.layout
+        if replayed:
+            return MeanBased(*bought, replayed(candidate, replicas), replayed=True)
         with suppress(RequestTooLong):
             seen = run_at(candidate.replica, setting, rate_per_s / replicas, SEEN_REQUESTS)
-            return MeanBased(
-                replicas * candidate.gpus, replicas, candidate.layout, seen.prediction(question.sla.within)
-            )
+            return MeanBased(*bought, seen.prediction(question.sla.within))
     return None
 
 

@@ -208,12 +208,14 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class MeanBased:
-    """What sizing by mean latency would buy: `replicas` in a layout, `gpus` in all; and what users would see there."""
+    """What sizing by mean latency would buy: `replicas` in a layout, `gpus` in all; and what users would see there,
+    under the arrivals of the question or, `replayed`, of a trace."""
 
     gpus: int
     replicas: int
     layout: Layout
     predicted: Prediction
+    replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,12 +213,12 @@ def sizing_by_means(plan: Plan) -> str | None:
         "The rule does not see single gaps: it takes the limit on them for one on the mean ITL.",
     )
     kinds = {"poisson": "Poisson", "constant": "evenly spaced"}
-    arrivals = kinds.get(question.workload.arrivals.kind, "bursty")
+    arrivals = "the trace's" if means.replayed else kinds.get(question.workload.arrivals.kind, "bursty")
     limit = seen.binding(question.sla)
     if seen.meets(question.sla):
-        outcome = "they meet the SLA"
+        outcome = f"with {arrivals} arrivals the SLA holds"
     elif seen.saturated:
-        outcome = f"with {arrivals} arrivals their queues grow without end"
+        outcome = f"with {arrivals} arrivals queues grow without end"
     else:
         outcome = (
             f"with {arrivals} arrivals and {question.routing.replace('_', ' ')} routing "

@@ -101,7 +101,13 @@ FORMATS = {
         "a BurstGPT trace", {"Timestamp": 1.0}, ("Request tokens",), ("Response tokens",), ("Session ID",)
     ),
     # FAST25-release of github.com/kvcache-ai/Mooncake: milliseconds from the start; sessions are those of NVIDIA AIPerf
-    "mooncake": Format("a Mooncake trace", {"timestamp": 1e-3}, ("input_length",), ("output_length",), ("session_id",)),
+    "mooncake": Format(
+        "a Mooncake trace, whose timestamps are milliseconds",
+        {"timestamp": 1e-3},
+        ("input_length",),
+        ("output_length",),
+        ("session_id",),
+    ),
     # opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans, and .../otel/protocol/file-exporter for OTLP in JSON; the
     # second names of the tokens are those of older conventions, which vLLM keeps
     "otel": Format(
@@ -116,8 +122,8 @@ FORMATS = {
     "log": Format(
         "a gateway's log",
         dict.fromkeys(("startTime", "start_time", "time", "timestamp", "ts", "created")),
-        ("prompt_tokens",),
-        ("completion_tokens",),
+        ("prompt_tokens", "input_tokens"),
+        ("completion_tokens", "output_tokens"),
         ("session", "session_id"),
     ),
 }
@@ -269,9 +275,11 @@ def _lacking(names: Collection[str], kind: str | None) -> str:
     nearest = kind or min(FORMATS, key=lambda each: len(FORMATS[each].lacks(names)))
     lacks = FORMATS[nearest].lacks(names)
     if len(lacks) == 3 and not kind:
-        return f"no trace that is known has {quoted(', '.join(islice(names, 8)))}: write arrival_s, isl and osl"
+        found = quoted(", ".join(islice(names, 8)))
+        return f"no trace that is known has {found}: write arrival_s (seconds), isl and osl"
     are = "is" if len(lacks) == 1 else "are"
-    return f"{', '.join(lacks)} {are} missing for {FORMATS[nearest].label} (kind {nearest}): add or rename"
+    why = f"{', '.join(lacks)} {are} missing for {FORMATS[nearest].label} (kind {nearest}): add or rename"
+    return why if nearest == "own" or kind else f"{why}, or write arrival_s (seconds), isl and osl"
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -20,6 +20,7 @@ from sizing.errors import ScenarioError, quoted
 from sizing.explain import distance_from_sla, mean_based, sla_rejection
 from sizing.planner import cheapest, cost, survey
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
+from sizing.prediction import Prediction
 from sizing.question import PEAK_FACTOR, Question, check_priced
 from sizing.queueing import stable_rate_per_s
 from sizing.simulator.recorded import Replayed, judged, limits_on_requests, replay
@@ -243,7 +244,13 @@ def plan_trace(
     final = own.at(answer.working, speed=1.0)
     question = finding(question, final.hit_rate()) if prefix_cache else question
     same_gpu = [candidate for candidate in fitting if candidate.gpu == answer.candidate.gpu]
-    plan = Plan(question, tuple(fleets), tuple(misses), mean_based(question, same_gpu))
+
+    def seen_by_means(candidate: Candidate, replicas: int) -> Prediction:
+        own = runs.get(id(candidate)) or Replays(question, trace, candidate, slas, seed, progress)
+        return own.predicted(replicas)
+
+    means = mean_based(question, same_gpu, seen_by_means)
+    plan = Plan(question, tuple(fleets), tuple(misses), means)
     return TracePlan(plan, sla, trace, final, by_hour(question, trace, answer), sampling(own, answer.working))
 
 
@@ -335,6 +342,16 @@ class Replays:
         """True if the fleet passes with its headroom."""
         return self.at(replicas, to_the_end=False).meets
 
+    @property
+    def stable_per_s(self) -> float:
+        """Requests/s up to which the formula has a steady state on one replica."""
+        workload = self.question.workload
+        return stable_rate_per_s(self.candidate.replica, workload.lengths, workload.prefix)
+
+    def predicted(self, replicas: int) -> Prediction:
+        """What users see at the trace's own pace."""
+        return self.at(replicas, speed=1.0).prediction(self.question.workload.rate_per_s / replicas / self.stable_per_s)
+
     def fastest(self, replicas: int, fails_at: float) -> float:
         """The highest speed at which a fleet that `meets` passes, within `PACE`; it is known to fail at `fails_at`."""
         passes_at = self.speed
@@ -351,6 +368,8 @@ def of_trace(runs: Replays, start: int) -> Fleet | Rejection:
     """The smallest fleet of a candidate whose replay meets the SLA, searched from `start` replicas."""
     question, candidate = runs.question, runs.candidate
     working = smallest(runs.meets, start)
+    while working and not runs.at(working, speed=1.0).meets:  # slower, other requests share an iteration
+        working = working + max(1, working // FINE) if working < FARTHEST * start else None
     if working is None:
         most = runs.at(start * FARTHEST, to_the_end=False)
         seen, limit = max(
@@ -360,9 +379,8 @@ def of_trace(runs: Replays, start: int) -> Fleet | Rejection:
         miss = SlaMissed(limit, seen.value_s(limit), simulated=True)
         refused = sla_rejection(candidate, miss, question.workload.lengths)
         return replace(refused, why=f"{seen.name}: {refused.why}") if seen.name else refused
-    rate_per_s, lengths = question.workload.rate_per_s, question.workload.lengths
-    stable_per_s = stable_rate_per_s(candidate.replica, lengths, question.workload.prefix)
-    predicted = runs.at(working, speed=1.0).prediction(rate_per_s / working / stable_per_s)
+    rate_per_s, stable_per_s = question.workload.rate_per_s, runs.stable_per_s
+    predicted = runs.predicted(working)
     low, high = capacity_band(candidate, question.setting(working))
     one_fewer_fails_at = runs.speed * working / (working - 1) if working > 1 else math.inf
     speed = runs.fastest(working, min(one_fewer_fails_at, stable_per_s * working / rate_per_s))

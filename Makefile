@@ -55,6 +55,7 @@ check: $(VENV)/stamp-test
 	$(BIN)/mypy
 
 bench: $(VENV)/stamp-test
+	$(BIN)/python -m sizing bench
 	$(BIN)/python -m validation.speed
 
 fuzz: $(VENV)/stamp-test

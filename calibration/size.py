@@ -71,7 +71,6 @@ Examples:
 WORTH = 0.1
 """A further level is recommended if it narrows the band by at least this fraction."""
 TRITON_MODEL = str(ServerPlan.model_fields["model"].default)
-LITTLE_LESS = 0.999
 
 
 deployment_options = options(

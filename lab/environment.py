@@ -106,26 +106,26 @@ def import_folder(environment: Environment) -> Path:
     return folder
 
 
-def ensure(recipe: Recipe, folder: Path | None = None, console: Console | None = None) -> Environment:
+def ensure(recipe: Recipe, console: Console | None = None) -> Environment:
     """The environment of `recipe`: created if it is missing, incomplete or from other pins.
 
     Two processes that call this at once wait for each other; the stamp is written last, so that an interrupted creation
     is repeated. Progress goes to `console` (standard error by default).
 
-    In a folder named by the caller or by the recipe's variable nothing is deleted: a finished environment from other
-    pins or another Python, or one made by another program, is left unchanged.
+    In a folder named by the recipe's variable nothing is deleted: a finished environment from other pins or another
+    Python, or one made by another program, is left unchanged.
 
     Raises:
         ServerError: this Python or the installed packages cannot run the server, the named folder has another
             environment, or pip failed (the line names its log).
     """
     recipe.check_python()
-    environment = Environment(folder or recipe.default_folder)
+    environment = Environment(recipe.default_folder)
     try:
         environment.folder.mkdir(parents=True, exist_ok=True)
         with _locked(environment.folder / "lock"):
             if not _is_finished(environment, recipe):
-                if folder is not None or recipe.named:
+                if recipe.named:
                     _refuse_to_replace(environment, recipe)
                 _create(environment, console or Console(stderr=True), recipe)
     except OSError as error:

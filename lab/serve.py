@@ -13,8 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 from click.core import ParameterSource
 
-from calibration.errors import ServerError
-from lab.built import look_through, refuse_what_it_says_itself
+from calibration.errors import RepositoryError, ServerError
 from lab.life import Server
 from lab.pace import FORM, SMALLEST, Pace
 from lab.reference.server import ReferenceServer
@@ -25,6 +24,7 @@ from lab.vllm.behind_triton import MODEL_BEHIND_TRITON, VllmBehindTriton
 from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import BehindTriton
 from lab.vllm.settings import Settings as VllmSettings
+from triton_tools.repository.check import check
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 ServerOf = TypeVar("ServerOf", bound=Server)
@@ -33,6 +33,7 @@ WATCH_S = 0.5
 DEFAULTS = Settings()
 NOT_TRITONS = ("experts", "pace", "chunked_prefill", "look_ahead", "receive_interval_steps")
 """Settings that the reference server lacks."""
+SAID_BY_REPOSITORY = ("batching", "policy", "kv_reuse")
 
 EPILOG = """\b
 Examples:
@@ -174,8 +175,8 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
         return
     _refuse_others(context, set(context.params) - {*NOT_TRITONS, "behind"}, "vllm")
     if repository is not None:
-        refuse_what_it_says_itself(context)
-        look_through(repository)
+        _refuse_what_it_says_itself(context)
+        _look_through(repository)
     for name in NOT_TRITONS:
         del options[name]
     _wait(ReferenceServer(Settings(**options), repository=repository), _ports)
@@ -190,6 +191,27 @@ def _refuse_others(context: click.Context, known: set[str], other: str) -> None:
     for name in context.params:
         if name not in known and _was_given(context, name):
             raise ServerError(f"--{name.replace('_', '-')} is for --engine {other}: leave it out, or give that engine")
+
+
+def _refuse_what_it_says_itself(context: click.Context) -> None:
+    """UsageError where an option was given that the repository itself determines."""
+    for name in SAID_BY_REPOSITORY:
+        if _was_given(context, name):
+            option = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{option} and --repository exclude each other: the repository determines it")
+
+
+def _look_through(repository: Path) -> None:
+    """Print the faults of `repository`, one line each, as `repository check` does.
+
+    Raises RepositoryError where Triton would not load it.
+    """
+    faults = check(repository)
+    for fault in faults:
+        click.echo(str(fault), err=True)
+    fatal = [fault for fault in faults if fault.severity == "error" and not fault.is_ours]
+    if fatal:
+        raise RepositoryError(f"tritonserver would not load {repository}: {len(fatal)} errors, named above")
 
 
 def _was_given(context: click.Context, name: str) -> bool:

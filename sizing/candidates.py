@@ -104,7 +104,7 @@ def find(
         more, left_out = estimated(model, lengths, choice, to_estimate, covered)
         candidates, rejected = candidates + more, rejected + left_out
     if not candidates and not rejected:
-        raise ScenarioError(nothing_measured(model, choice, points))
+        raise ScenarioError(nothing_measured(model, points))
     return candidates, rejected
 
 
@@ -284,7 +284,7 @@ def key_of(gpu: str, precision: str, layout: Layout, engine: str = "") -> Key:
     return gpu.casefold(), precision.casefold(), _told(layout), engine
 
 
-def nothing_measured(model: str, choice: Choice, points: Sequence[Point]) -> str:
+def nothing_measured(model: str, points: Sequence[Point]) -> str:
     """Why there is nothing to choose from, and what to do."""
     if not points:
         return "name at least one GPU to estimate (--gpu h200_sxm) or give measured points (--points file.csv)"

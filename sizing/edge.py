@@ -343,19 +343,20 @@ NEAR = 1.1
 
 
 class SlaMissed(Exception):
-    """Even a replica with hardly any load (`IDLE`) misses `limit`: it needs `alone_s` seconds, `simulated` or by
-    formula. The planner turns this into a rejection."""
+    """Even a replica with hardly any load (`IDLE`) misses `limit`: there its value is `alone`, `simulated` or by
+    formula, in the limit's own measure: seconds, or for goodput and rejections a share. The planner turns this into a
+    rejection."""
 
-    def __init__(self, limit: Limit, alone_s: float, simulated: bool = False) -> None:
-        super().__init__(f"{limit}: {alone_s * 1000:.3g} ms with hardly any load")
+    def __init__(self, limit: Limit, alone: float, simulated: bool = False) -> None:
+        super().__init__(f"{limit}: {limit.said(alone)} with hardly any load")
         self.limit = limit
-        self.alone_s = alone_s
+        self.alone = alone
         self.simulated = simulated
 
     @property
     def near(self) -> bool:
         """True when the formula may have been wrong to reject."""
-        return self.alone_s < NEAR * self.limit.limit_s
+        return self.alone < NEAR * self.limit.limit_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> 
     limit, by = missed.limit, "simulation" if missed.simulated else "formula"
     why = (
         f"misses {metric_name(limit.metric)} even at {percent(IDLE)} of the load that it carries: "
-        f"{idle_name(limit, lengths)} is {limit.said(missed.alone_s)} by {by}, the limit is {limit.said(limit.limit_s)}"
+        f"{idle_name(limit, lengths)} is {limit.said(missed.alone)} by {by}, the limit is {limit.said(limit.limit_s)}"
     )
-    return Rejection.of(candidate, "sla", why, limit, missed.alone_s)
+    return Rejection.of(candidate, "sla", why, limit, missed.alone)
 
 
 def idle_name(limit: Limit, lengths: Lengths) -> str:

@@ -138,11 +138,6 @@ class Reading(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_trace(path: Path | str, *, kind: str | None = None) -> Trace:
-    """The requests of a file in order of arrival; what `read_trace_noted` reads, without its notes."""
-    return read_trace_noted(path, kind=kind).trace
-
-
 def read_trace_noted(path: Path | str, *, kind: str | None = None) -> Reading:
     """The requests of a file in order of arrival, and notes on what was left out, sorted or taken for granted.
 

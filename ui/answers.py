@@ -308,7 +308,7 @@ def _advice(scenario: Scenario, digest: str, _points: tuple[Point, ...]) -> Advi
         return Advice(None, str(error))
     if isinstance(found, LevelChoice):
         return Advice(found.option, _why(found))
-    return Advice(None, _stopped(found, question))
+    return Advice(None, _stopped(found))
 
 
 def _why(choice: LevelChoice) -> str:
@@ -322,7 +322,7 @@ def _why(choice: LevelChoice) -> str:
     return "There is no law for this deployment yet: two levels, far apart, give a first one."
 
 
-def _stopped(stop: Stop, question: Question) -> str:
+def _stopped(stop: Stop) -> str:
     reasons = {
         "settled": "The last points no longer change the answer: this question needs no more measurements",
         "budget": "No level fits into an hour of measuring",

@@ -57,14 +57,14 @@ DAYS: dict[str, tuple[float, ...]] = {
 """Hourly loads of a day from midnight, in percent of the peak: an invented example, not measured."""
 
 
-def example_trace(seed: int = 1, peak_per_s: float = 12.0) -> Trace:
+def example_trace(seed: int = 1) -> Trace:
     """Requests of a day with office hours, invented like the days: an example of recorded traffic.
 
     The rate of a minute is that of its hour times a gamma variate; in one minute of a hundred it is three times as
     high. Users come at random, each with one request or a few within two seconds; lengths are lognormal.
     """
     rng = np.random.default_rng(seed)
-    of_hour = peak_per_s * np.array(DAYS["Office hours"]) / 100
+    of_hour = EXAMPLE_PEAK_PER_S * np.array(DAYS["Office hours"]) / 100
     minutes = int(HOURS * HOUR_S / MINUTE_S)
     of_minute = np.interp(np.arange(minutes) / 60, np.arange(HOURS + 1), [*of_hour, of_hour[0]])
     of_minute *= rng.gamma(8.0, 1 / 8, minutes) * np.where(rng.random(minutes) < 0.01, 3.0, 1.0)
@@ -78,6 +78,7 @@ def example_trace(seed: int = 1, peak_per_s: float = 12.0) -> Trace:
     return Trace(arrival_s[within], isl[within].astype(np.int32), osl[within].astype(np.int32))
 
 
+EXAMPLE_PEAK_PER_S = 12.0
 REQUESTS_AT_ONCE = 1.5
 """Of a user of the example, on average."""
 

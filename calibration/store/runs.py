@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import sqlalchemy as sql
 from pydantic import TypeAdapter, ValidationError
@@ -302,11 +302,10 @@ def removed_on_error() -> Iterator[list[Path]]:
         raise
 
 
-__all__ = ["DATABASE_VARIABLE", "STATES", "Ending", "Run", "State", "Store"]
+__all__ = ["DATABASE_VARIABLE", "Ending", "Run", "State", "Store"]
 Ending = Literal["done", "interrupted", "failed"]
 State = Literal["queued", "running", "lost"] | Ending
 """Queued: its process has started and is querying the server. Lost: its process is gone, by kill -9 or a power cut."""
-STATES: tuple[State, ...] = ("queued", "running", "lost", *get_args(Ending))
 LIVE: tuple[State, ...] = ("queued", "running")
 
 

@@ -233,7 +233,6 @@ def _unit(seconds: float) -> str:
     return f"{seconds / size:.3g} {name}"
 
 
-UNLIMITED = Sla(Limit("ttft", 95, 1e6))
 WEIGHT_BYTES, KV_BYTES = {"bf16": 2, "fp8": 1}, 2
 EXAMPLE = (128, 1100)
 """Sequences and context tokens of a step whose total time is compared."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-from learn.course.cost import ApiPrice
 from learn.course.demand import per_second
 from learn.course.fleet import CourseSizing, size
 from learn.course.throughput import Goal, best
@@ -18,7 +17,6 @@ REQUESTS_PER_MINUTE = 3
 PEAK_FACTOR = 7
 LIMITS = ("300ms", "500ms")
 """Two limits on mean TTFT, sized one after the other."""
-API = ApiPrice(1, 3)
 
 
 def mean_per_s() -> float:

@@ -71,13 +71,16 @@ BEYOND = 1.1
 """Times the capacity up to which the curve goes: the limit is crossed on the picture."""
 
 
-def sla_use(question: Question, fleet: Fleet, steps: int = 12) -> tuple[float, ...]:
-    """Predicted over allowed latency of the tightest limit at `steps` even loads from idle to `BEYOND` x the capacity.
+USE_STEPS = 12
+
+
+def sla_use(question: Question, fleet: Fleet) -> tuple[float, ...]:
+    """Predicted over allowed latency of the tightest limit at 12 even loads from idle to `BEYOND` x the capacity.
 
     1 is the limit; never falling; read off the formula's response, which the planner has already asked for.
     """
     response = load_response(fleet.candidate.replica, question.setting(fleet.working))
-    rates = np.linspace(float(response.rates_per_s[0]), BEYOND * fleet.capacity_per_s, steps)
+    rates = np.linspace(float(response.rates_per_s[0]), BEYOND * fleet.capacity_per_s, USE_STEPS)
     return tuple(math.exp(response.excess_at(float(rate))) for rate in rates)
 
 

@@ -106,13 +106,16 @@ def only_together(alone: Iterable[Relaxation], found: Together | None) -> Togeth
     return None if enough else found
 
 
-def rounded_up(value: float, digits: int = 3) -> float:
-    """The least number of `digits` significant digits that is `value` or more.
+DIGITS = 3
+
+
+def rounded_up(value: float) -> float:
+    """The least number of three significant digits that is `value` or more.
 
     >>> rounded_up(0.0058912), rounded_up(1234.0), rounded_up(0.25)
     (0.0059, 1240.0, 0.25)
     """
-    decimals = digits - 1 - math.floor(math.log10(value))
+    decimals = DIGITS - 1 - math.floor(math.log10(value))
     rounded = round(value, decimals)
     return rounded if rounded >= value else round(rounded + 10.0**-decimals, decimals)
 

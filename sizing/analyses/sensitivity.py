@@ -39,14 +39,14 @@ class Sensitivity:
     effects: tuple[Effect, ...]
 
 
-def sensitivities(question: Question, fleet: Fleet, changes: tuple[float, ...] = CHANGES) -> tuple[Sensitivity, ...]:
+def sensitivities(question: Question, fleet: Fleet) -> tuple[Sensitivity, ...]:
     """One row per input. By formula, scaled by the fleet's own capacity over the formula's.
 
     A headroom of 0 stays 0 whatever its change. Lengths below 1 token and limits the SLA cannot meet give no count.
     """
     rows = []
     for name, unit, value in inputs(question):
-        effects = tuple(effect(question, fleet, name, change, value * (1 + change)) for change in changes)
+        effects = tuple(effect(question, fleet, name, change, value * (1 + change)) for change in CHANGES)
         rows.append(Sensitivity(name, unit, value, effects))
     return tuple(rows)
 

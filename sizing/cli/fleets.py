@@ -1,4 +1,4 @@
-"""``python -m sizing capacity``: the inverse question, requests/s that a fleet which exists can carry."""
+"""``python -m sizing capacity``, what a fleet which exists can carry, and ``share``, several workloads on one fleet."""
 
 from __future__ import annotations
 

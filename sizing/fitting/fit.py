@@ -33,6 +33,7 @@ from sizing.fitting.bends import BentLaw, bend
 from sizing.fitting.levels import (
     OPEN_LOOPS,
     RATE_SIGMA,
+    TRACE_GROUPS,
     Observed,
     ServedTrace,
     busiest,
@@ -137,9 +138,10 @@ def fit(
     batch limit taken from the points, `kv_tokens` from the caller or else the points, and so are `token_budget`,
     `lookahead_steps`, `receive_interval_steps`, `batch_wait_steps` and `batch_wait_ratio`; where nobody tells, the
     interval is 1, no prompt waits for others, and the look-ahead is what is known of the engine, or 0 where that
-    explains the points better. `protocol`: how the points were measured; where it
-    says nothing of the start, what the points say counts if they agree. A KV cache of unknown size is fitted where it
-    seems to limit the batch; else it is as large as estimated, unless the points held that much already.
+    explains the points better. `protocol`: how the points were measured; where it says nothing of the start, what the
+    points say counts if they agree. A KV cache of unknown size is fitted where it seems to limit the batch; else it is
+    as large as estimated, unless the points held that much already.
+
     Points of one load level scale the law that they lean on, and say nothing of its shape.
     Raises FitError without points to fit, with several deployments, or with one load level and no law to scale.
     """
@@ -278,30 +280,23 @@ def _from_data_sheet(points: Sequence[Point]) -> DayZero:
     return DayZero(law, SHEET_ERROR, None)
 
 
-def fit_trace(
-    trace: ServedTrace,
-    deployment: Deployment,
-    *,
-    prior: StepLaw | None = None,
-    batching: Batching | None = None,
-    chunks: int = 12,
-) -> Fit:
+def fit_trace(trace: ServedTrace, deployment: Deployment, *, batching: Batching | None = None) -> Fit:
     """Fit the law to requests served by one replica, one by one: the arrivals are replayed as they were, and the means
-    and TTFT percentiles of `chunks` groups of consecutive requests compared. Requests whose latencies are not known
-    (NaN) load the server and are not compared: of a trace that is cut, keep all arrivals.
+    and TTFT percentiles of twelve groups of consecutive requests compared. Requests whose latencies are not known (NaN)
+    load the server and are not compared: of a trace that is cut, keep all arrivals.
 
     Raises FitError when there are fewer than ten requests in a group, or nothing measured.
     """
     known = int(trace.judged.sum())
-    if known < 10 * chunks or not np.isfinite(trace.ttft_s).any():
+    if known < 10 * TRACE_GROUPS or not np.isfinite(trace.ttft_s).any():
         raise FitError(
-            f"a trace of {known} requests in {chunks} groups: give ten requests per group or more, with TTFT"
+            f"a trace of {known} requests in {TRACE_GROUPS} groups: give ten requests per group or more, with TTFT"
         )
-    points = trace_points(trace, deployment, chunks)
+    points = trace_points(trace, deployment)
     rules = _candidates(points, batching, None, _told_scheduling(points, UNSAID))
     kv_known = batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS
     shares = unread_shares(deployment.model)
-    return _fitted(Observed(points, trace), Known(rules, _of_shape(prior, shares), kv_known, shares is not None))
+    return _fitted(Observed(points, trace), Known(rules, _of_shape(None, shares), kv_known, shares is not None))
 
 
 def _of_shape(prior: StepLaw | None, shares: tuple[float, float] | None) -> StepLaw | None:

@@ -537,10 +537,13 @@ def stream_scatter(point: Point, protocol: Protocol, replica: Replica) -> Floats
     return scatter
 
 
-def trace_points(trace: ServedTrace, deployment: Deployment, chunks: int) -> tuple[Point, ...]:
+TRACE_GROUPS = 12
+
+
+def trace_points(trace: ServedTrace, deployment: Deployment) -> tuple[Point, ...]:
     """One point for each group of consecutive requests, with the means and TTFT percentiles of the group."""
     points = []
-    for begin, end, _ in trace_run(trace, chunks).windows:
+    for begin, end, _ in trace_run(trace, TRACE_GROUPS).windows:
         isl, osl = trace.isl[begin:end], trace.osl[begin:end]
         ttft_s, e2e_s = trace.ttft_s[begin:end], trace.e2e_s[begin:end]
         gaps = osl > 1

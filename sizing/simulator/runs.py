@@ -324,7 +324,6 @@ def simulate_disaggregated(
     *,
     prefill_replicas: int = 1,
     decode_replicas: int = 1,
-    transfer_s: float = 0.0,
     transfer_token_s: float = 0.0,
     routing: Routing = "random",
     requests: int = 100_000,
@@ -333,7 +332,7 @@ def simulate_disaggregated(
 ) -> Simulated:
     """Offer a workload to a pool of prefill replicas that passes every sequence to a pool of decode replicas.
 
-    A prompt is served as a request with one token, which ends its TTFT; `transfer_s` and `transfer_token_s` for each
+    A prompt is served as a request with one token, which ends its TTFT; `transfer_token_s` for each
     prompt token later its sequence asks the decode pool for a slot and KV memory, and decodes from the next iteration
     on. Transfer and that wait are inside ITL and E2E. Both pools route alike. What a request pays outside the
     iterations is the prefill replica's.
@@ -342,15 +341,13 @@ def simulate_disaggregated(
 
     Pools beyond 32 replicas are simulated in the same proportion at up to 32, where they have a common divisor.
 
-    Raises ScenarioError as `simulate` does, for transfer times that are negative or infinite, and for a decode pool
+    Raises ScenarioError as `simulate` does, for a transfer time that is negative or infinite, and for a decode pool
     with static batching.
     """
     check_question(prefill_replicas, routing, requests, warmup)
     check_question(decode_replicas, routing, requests, warmup)
-    if not (0 <= transfer_s < math.inf and 0 <= transfer_token_s < math.inf):
-        raise ScenarioError(
-            f"transfer times must be 0 s or more and finite, got {transfer_s:g} and {transfer_token_s:g}"
-        )
+    if not 0 <= transfer_token_s < math.inf:
+        raise ScenarioError(f"transfer_token_s must be 0 or more and finite, got {transfer_token_s:g}")
     if decode.batching.policy == "static":
         raise ScenarioError("static batching cannot take sequences that were prefilled elsewhere: use another policy")
     scale = _scale(prefill_replicas, decode_replicas)
@@ -358,7 +355,7 @@ def simulate_disaggregated(
     run = sample_requests(decode, replace(workload, rate_per_s=workload.rate_per_s * scale), requests, rng)
     first = prefill.with_queue(workload.queue_limit)
     _prefill_all([first] * round(prefill_replicas * scale), run, routing, rng)
-    handed_over_s = run["first_token_s"] + transfer_s + transfer_token_s * run["isl"]
+    handed_over_s = run["first_token_s"] + transfer_token_s * run["isl"]
     _decode_all([decode] * round(decode_replicas * scale), run, handed_over_s, routing, rng)
     one_token = np.ones(requests, np.int64)
     goes_on = run["osl"] > 1

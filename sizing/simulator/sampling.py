@@ -125,13 +125,11 @@ def shared_prefixes(*workloads: Workload) -> Tokens:
     return np.array(tokens, np.int64) if any(tokens) else NO_PREFIXES
 
 
-def prefixes_found(run: Requests, streams: int = 1) -> Tokens:
-    """The same for the requests of each stream, by the longest prefix that one of them finds. Contexts prefilled
+def prefixes_found(run: Requests) -> Tokens:
+    """The same for the requests of one workload, by the longest prefix that one of them finds. Contexts prefilled
     elsewhere and sessions share none."""
     found = np.where((run["cached_tokens"] < run["isl"]) & (run["session"] == NOBODY), run["cached_tokens"], 0)
-    if not found.any():
-        return NO_PREFIXES
-    return np.array([found[run["stream"] == stream].max(initial=0) for stream in range(streams)], np.int64)
+    return found.max(keepdims=True).astype(np.int64) if found.any() else NO_PREFIXES
 
 
 def evenly_cached(prefix: Prefix, isl: Tokens, rng: np.random.Generator) -> Tokens | None:

@@ -26,7 +26,7 @@ from lab.reference import server as reference
 from lab.reference.settings import Settings
 from triton_tools.batcher.config import ModelBatching
 from triton_tools.batcher.dynamic import simulate
-from triton_tools.batcher.outcome import MESSAGES, Outcome
+from triton_tools.batcher.outcome import Outcome
 from triton_tools.batcher.pbtxt import parse_config
 from triton_tools.batcher.requests import Request, Requests
 from triton_tools.batcher.sequence import (
@@ -46,6 +46,8 @@ TRIES = 3
 PATIENCE_S = 100.0
 """For so long examples that do not agree are played again, all of them together; a quiet machine needs none of it."""
 COUNTED_WITHIN_S = 30.0
+MESSAGES = {"timeout": "Request timeout expired", "queue_full": "Exceeds maximum queue size"}
+"""What clients receive, both with UNAVAILABLE. Triton puts ``[request id: ID]`` before the second."""
 CPU = Machine(device="cpu", gpu="", torch="", precision="fp32")
 
 BASE = """

@@ -18,8 +18,9 @@ def test_a_python_without_shared_library_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
     monkeypatch.setattr(tritonserver.sysconfig, "get_config_var", lambda name: None)
+    monkeypatch.setenv(TRITON.variable, str(tmp_path / "env"))
     with pytest.raises(ServerError, match=r"no shared libpython3\.\d+\.so\.1\.0") as caught:
-        environment.ensure(TRITON, tmp_path / "env")
+        environment.ensure(TRITON)
     assert "\n" not in str(caught.value)
 
 
@@ -34,9 +35,10 @@ def test_an_unfinished_environment_is_made_again_and_only_once(tmp_path: Path, m
 
     monkeypatch.setattr(tritonserver, "SUPPORTED", (sys.version_info[:2],))
     monkeypatch.setattr(environment, "_create", create)
+    monkeypatch.setenv(TRITON.variable, str(tmp_path))
     (tmp_path / "venv").mkdir()  # left behind by an interrupted creation, as the log says
     (tmp_path / "install.log").touch()
-    asking = [threading.Thread(target=environment.ensure, args=(TRITON, tmp_path)) for _ in range(4)]
+    asking = [threading.Thread(target=environment.ensure, args=(TRITON,)) for _ in range(4)]
     for thread in asking:
         thread.start()
     for thread in asking:
@@ -78,11 +80,12 @@ def test_somebody_s_own_venv_in_a_named_folder_stays(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.triton
-def test_a_failed_install_is_one_line_with_the_log(tmp_path: Path) -> None:
+def test_a_failed_install_is_one_line_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRITON.variable, str(tmp_path / "env"))
     pins = tmp_path / "requirements.txt"
     pins.write_text(f"nvidia-pytriton @ file://{tmp_path}/none.whl\nnumpy @ file://{tmp_path}/none.whl\n")
     with pytest.raises(ServerError, match="failed at 'torch, numpy, tokenizers") as caught:
-        environment.ensure(replace(TRITON, requirements=pins), tmp_path / "env")
+        environment.ensure(replace(TRITON, requirements=pins))
     log = tmp_path / "env" / "install.log"
     assert "\n" not in str(caught.value) and str(log) in str(caught.value)
     assert "none.whl" in log.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 import urllib.request
@@ -209,22 +208,22 @@ def test_a_wrong_option_is_one_line(options: tuple[str, ...], said: str) -> None
     assert line.startswith(f"error: {said}")
 
 
-def test_a_cuda_build_of_torch_is_named_before_anything_starts(tmp_path: Path) -> None:
+def test_a_cuda_build_of_torch_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where pip brought one, vLLM would end without saying why."""
     version = Environment(tmp_path).site_packages / "torch" / "version.py"
     version.parent.mkdir(parents=True)
     version.write_text("__all__ = ['__version__', 'cuda']\n__version__ = '2.13.0+cu130'\ncuda = '13.0'\n")
     (tmp_path / "stamp").write_text(RECIPE.stamp)
-    given = {**os.environ, RECIPE.variable: str(tmp_path)}
+    monkeypatch.setenv(RECIPE.variable, str(tmp_path))
     command = [*SERVE, "--engine", "vllm", "--http-port", "0"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert "needs a CPU build of torch" in line and "2.13.0+cu130" in line
     with pytest.raises(ServerError, match=f"{tmp_path}/venv .* `bin/python -m pip install .* torch==2.13.0 "):
-        ensure(RECIPE, tmp_path)
+        ensure(RECIPE)
     version.write_text("__version__ = '2.13.0+cpu'\n")
-    ensure(RECIPE, tmp_path)
+    ensure(RECIPE)
 
 
 def test_a_model_folder_says_what_the_settings_say(tmp_path: Path) -> None:

@@ -380,14 +380,6 @@ def serve(
     return engine
 
 
-def serve_slowly(
-    replica: Replica, arrival_s: Sequence[float], isl: Sequence[int], osl: Sequence[int]
-) -> tuple[list[Slot], SlowReplica]:
-    """Serve a stream of plain requests; returns them with their times, and the replica."""
-    sequences = [Slot(place, int(a), int(b)) for place, (a, b) in enumerate(zip(isl, osl, strict=True))]
-    return sequences, serve(replica, arrival_s, sequences)
-
-
 def serve_users_slowly(
     replica: Replica, starts_s: Sequence[float], isl: Sequence[int], osl: Sequence[int]
 ) -> tuple[list[float], list[Slot]]:

@@ -39,7 +39,7 @@ def asked(*rows: dict[str, Any]) -> Requests:
 
 def serve(replica: Replica, run: Requests, every_s: float = math.inf, samples: int = 0, seed: int = 0) -> Ran:
     streams = int(run["stream"].max()) + 1
-    shared = prefixes_found(run, streams)
+    shared = np.concatenate([prefixes_found(run[run["stream"] == stream]) for stream in range(streams)])
     states = idle_states(1, seed, every_s)
     work = work_space(replica, 1, gaps=True, samples=samples, streams=streams, prefixes=shared)
     run_stream(engine_of(replica, by_priority=bool(np.ptp(run["priority"]))), states, work, run)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sizing.analyses.next_level import Option
 from sizing.engine import Batching, Replica, StepLaw
-from sizing.errors import PointsError, ScenarioError
+from sizing.errors import ScenarioError
 from sizing.fitting import fit
 from sizing.points import read_points, write_points
 from sizing.queueing import predict, stable_rate_per_s
@@ -197,26 +197,6 @@ def test_a_fit_takes_the_wait_as_told(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        *[("batch_wait_steps", value) for value in ("-1", "1.5", "100000", "long")],
-        *[("batch_wait_ratio", value) for value in ("0", "-1", "1.1", "most")],
-    ],
-)
-def test_impossible_waits_in_a_table(column: str, value: str, tmp_path: Path) -> None:
-    point = simulated_point(Option(Lengths(500, 100), 4, 40), waiting(0, GPU), batch_wait_steps=7, batch_wait_ratio=0.5)
-    table = tmp_path / "points.csv"
-    with table.open("w") as file:
-        write_points([point], file)
-    header, row = table.read_text().splitlines()
-    cells = row.split(",")
-    cells[header.split(",").index(column)] = value
-    table.write_text(f"{header}\n{','.join(cells)}\n")
-    with pytest.raises(PointsError, match=f"row 2, column '{column}'"):
-        read_points(table)
-
-
-@pytest.mark.parametrize(
     ("asked", "refused"),
     [
         ({"batch_wait_steps": -1}, "batch_wait_steps must be from 0 to 10000"),
@@ -243,22 +223,10 @@ def test_commands_take_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert p50_s == sorted(p50_s) and p50_s[2] > 2 * p50_s[0] and p50_s[2] > p50_s[1]
     for wrong in ("-1", "many", "20 --batch-wait-ratio 0", "20 --policy prefill_first"):
         code, _, told = command([*asked, *wrong.split()], capsys)
-        assert (code, len(told.splitlines()[-1:])) == (2, 1)
+        assert code == 2 and told.startswith("error: ") and told.count("\n") == 1
 
 
-def test_a_plan_takes_it_and_says_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    asked = "plan --model Qwen/Qwen3-32B --gpu h100_sxm --tp 2 --precision bf16 --engine trtllm --isl 2000 --osl 256"
-    asked += " --rate 4 --ttft p95:2s --json"
-    wait = " --batch-wait-steps 20 --batch-wait-ratio 0.9"
-    at_once, later = (json.loads(command([*asked.split(), *more.split()], capsys)[1]) for more in ("", wait))
-    assert "batch_wait_steps" not in at_once and at_once["engine_settings"]["batch_wait_steps"] == 0
-    assert later["batch_wait_steps"] == later["engine_settings"]["batch_wait_steps"] == 20
-    assert later["batch_wait_ratio"] == later["engine_settings"]["batch_wait_ratio"] == 0.9
-    assert later["predicted"]["ttft"]["p50_s"] > at_once["predicted"]["ttft"]["p50_s"] + 0.1
-    plan, page = tmp_path / "plan.json", tmp_path / "report.html"
-    plan.write_text(json.dumps(later))
-    assert command(["report", "--plan", str(plan), "--out", str(page)], capsys)[0] == 0
-    assert "Prompts wait for others, 20 decode steps at most" in page.read_text()
-    anywhere = asked.replace("--engine trtllm", "--engine sglang") + wait
-    code, _, told = command(anywhere.split(), capsys)
+def test_a_plan_refuses_a_wait_that_no_engine_has(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "plan --model Qwen/Qwen3-32B --gpu h100_sxm --tp 2 --precision bf16 --engine sglang --isl 2000 --osl 256"
+    code, _, told = command([*asked.split(), *"--rate 4 --ttft p95:2s --batch-wait-steps 20".split()], capsys)
     assert code == 2 and "choose another engine or policy" in told

@@ -30,6 +30,8 @@ def engines(draw: st.DrawFn) -> Replica:
     law = GPU.with_values(
         token_s=20e-6 * draw(st.floats(0.1, 2)),
         kv_token_s=draw(st.sampled_from([0.0, 49e-9, 2e-6])),
+        prefill_s=5e-3 * draw(st.floats(0, 1)),
+        request_s=20e-3 * draw(st.floats(0, 1)),
         unread=draw(st.sampled_from([0.0, 0.4, 0.9])),
         unread_decay=draw(st.sampled_from([0.0, 0.9])),
     )
@@ -37,7 +39,7 @@ def engines(draw: st.DrawFn) -> Replica:
     batching = Batching(
         policy=draw(st.sampled_from(POLICIES)),
         max_batch_size=draw(st.integers(1, 24)),
-        token_budget=draw(st.sampled_from([64, 100, 512, 4096])),
+        token_budget=draw(st.sampled_from([16, 64, 100, 512, 4096])),
         kv_tokens=draw(st.sampled_from([1600, 3000, 10**6])),
         kv_policy=kv_policy,
         max_tokens=draw(st.sampled_from([0, 150, 400])),
@@ -105,6 +107,7 @@ def compare(replica: Replica, arrival_s: Any, slots: list[Slot]) -> SlowReplica:
     served = [place for place, s in enumerate(slots) if s.outcome == "served"]
     assert run["scheduled_s"][served] == pytest.approx([slots[place].scheduled_s for place in served], abs=1e-6)
     assert run["first_token_s"][served] == pytest.approx([slots[place].first_token_s for place in served], abs=1e-6)
+    assert run["outside_s"][served] == pytest.approx(replica.law.request_s)
     return engine
 
 

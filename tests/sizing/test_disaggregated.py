@@ -25,15 +25,14 @@ def test_one_request_takes_what_the_laws_say() -> None:
         REPLICA,
         Replica(slow),
         Workload(Lengths(1000, 4), 1e-3),
-        transfer_s=0.01,
-        transfer_token_s=2e-5,
+        transfer_token_s=3e-5,
         requests=10,
         warmup=0.0,
     )
     ttft_s = GPU.prefill_alone_s(1000) + GPU.request_s
     steps_s = sum(slow.decode_s(1, 1000 + step) for step in range(3))
     assert run.ttft_s == pytest.approx(ttft_s)
-    assert run.e2e_s == pytest.approx(ttft_s + 0.01 + 0.02 + steps_s)
+    assert run.e2e_s == pytest.approx(ttft_s + 0.03 + steps_s)
     assert run.itl_s == pytest.approx((0.03 + steps_s) / 3)
 
 
@@ -63,9 +62,9 @@ def test_prompts_alone_are_the_prefill_replica_alone() -> None:
 
 
 def test_a_longer_journey_only_shifts_the_end() -> None:
-    load = Workload(VARIED, 10.0)
+    load = Workload(Lengths(600, 150, osl_cv=0.8), 10.0)
     near, far = (
-        simulate_disaggregated(REPLICA, REPLICA, load, transfer_s=transfer_s, requests=3000, warmup=0.0)
+        simulate_disaggregated(REPLICA, REPLICA, load, transfer_token_s=transfer_s / 600, requests=3000, warmup=0.0)
         for transfer_s in (0.0, 0.5)
     )
     n = min(len(near.e2e_s), len(far.e2e_s))
@@ -95,7 +94,7 @@ def test_pools_carry_the_whole_rate(routing: Routing) -> None:
         Workload(VARIED, 500.0),
         prefill_replicas=20,
         decode_replicas=80,
-        transfer_s=0.02,
+        transfer_token_s=3e-5,
         routing=routing,
         requests=20_000,
     )
@@ -144,7 +143,7 @@ def test_transferred_prompts_take_memory_in_the_decode_pool() -> None:
 def test_a_client_who_gives_up_on_the_way_is_gone() -> None:
     """TTFT is about 0.03 s, the journey takes 1 s, and nobody waits longer than half a second."""
     load = Workload(Lengths(1000, 100), 2.0, cancel_s=0.5)
-    run = simulate_disaggregated(REPLICA, REPLICA, load, transfer_s=1.0, requests=100, warmup=0.0)
+    run = simulate_disaggregated(REPLICA, REPLICA, load, transfer_token_s=1e-3, requests=100, warmup=0.0)
     assert run.cancelled == len(run.outcome)
     assert run.requests_per_s == 0
 
@@ -162,10 +161,9 @@ def test_what_overloads_either_pool_is_said() -> None:
     [
         ({"prefill_replicas": 0}, "replicas must be 1 or more"),
         ({"decode_replicas": 0}, "replicas must be 1 or more"),
-        ({"transfer_s": -1.0}, "transfer times must be 0 s or more"),
-        ({"transfer_token_s": float("nan")}, "transfer times must be 0 s or more"),
-        ({"transfer_s": float("inf")}, "transfer times must be 0 s or more and finite"),
-        ({"transfer_token_s": float("inf")}, "transfer times must be 0 s or more and finite"),
+        ({"transfer_token_s": -1.0}, "transfer_token_s must be 0 or more and finite"),
+        ({"transfer_token_s": float("nan")}, "transfer_token_s must be 0 or more and finite"),
+        ({"transfer_token_s": float("inf")}, "transfer_token_s must be 0 or more and finite"),
     ],
 )
 def test_bad_questions_are_refused(change: dict[str, Any], words: str) -> None:

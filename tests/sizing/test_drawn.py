@@ -85,7 +85,7 @@ def test_very_large_fleets_are_told_at_a_bounded_number_of_loads() -> None:
 
 def test_the_sla_is_used_up_at_the_capacity_and_never_less_at_more_load() -> None:
     asked = question()
-    use = sla_use(asked, fleet(asked), steps=12)
+    use = sla_use(asked, fleet(asked))
     assert all(one <= other for one, other in pairwise(use))
     assert use[0] < 1 < use[-1]
     assert use[10] == pytest.approx(1, abs=0.05)  # the eleventh of twelve even loads to 1.1 x the capacity

@@ -19,7 +19,7 @@ from sizing.analyses.pools import pools_of
 from sizing.analyses.relax import relaxations
 from sizing.analyses.sensitivity import goodput_prices, sensitivities
 from sizing.analyses.traced import plan_trace
-from sizing.edge import BY_FORMULA, BY_SIMULATION, load_response, log_excess, upper_excess
+from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed, load_response, log_excess, upper_excess
 from sizing.engine import Batching, Replica
 from sizing.errors import ScenarioError
 from sizing.numbers import significant
@@ -161,6 +161,11 @@ def test_higher_goodput_takes_no_less(method: planner.Method) -> None:
     carried = [capacity_per_s(joint(percent, "ttft", "itl"), method) for percent in (50, 80, 90, 95, 99, 99.9)]
     assert all(more >= less * (1 - 0.004) for more, less in pairwise(carried))
     assert carried[0] > 1.2 * carried[-1]
+
+
+def test_goodput_that_a_replica_without_load_misses_is_told_as_a_share() -> None:
+    with pytest.raises(SlaMissed, match=r"goodput within TTFT 1 ms: \d[\d,]* % of the limits with hardly any load"):
+        capacity_per_s(Sla(Limit("ttft", 0, 1e-3), Limit.goodput(99)), BY_FORMULA)
 
 
 def test_the_formula_counts_goodput_as_the_simulator_does() -> None:

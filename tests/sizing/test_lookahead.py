@@ -268,13 +268,3 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, error = command([*asked, "5"], capsys)
     assert code == 2
     assert "0<=x<=4" in error
-
-
-def test_a_plan_with_look_ahead_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = "plan --model Qwen/Qwen3-8B --gpu h100_sxm --precision bf16 --tp 1 --engine trtllm"
-    asked += " --isl 1000 --osl 200 --rate 8 --ttft p95:1s --json"
-    now, ahead = (json.loads(command([*asked.split(), *more], capsys)[1]) for more in ([], ["--lookahead-steps", "1"]))
-    assert "lookahead_steps" not in now
-    assert ahead["lookahead_steps"] == 1
-    step_s = now["predicted"]["itl"]["p50_s"]
-    assert ahead["predicted"]["ttft"]["p50_s"] > now["predicted"]["ttft"]["p50_s"] + 0.5 * step_s

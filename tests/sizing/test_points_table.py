@@ -65,6 +65,9 @@ def test_replicas_behind_one_endpoint_are_divided(tmp_path: Path) -> None:
         ("token_budget", "many"),
         ("lookahead_steps", "5"),
         ("lookahead_steps", "nan"),
+        *[("receive_interval_steps", value) for value in ("0", "-1", "1.5", "100000", "often")],
+        *[("batch_wait_steps", value) for value in ("-1", "1.5", "100000", "long")],
+        *[("batch_wait_ratio", value) for value in ("0", "-1", "1.1", "most")],
     ],
 )
 def test_values_that_say_nothing_name_their_column(

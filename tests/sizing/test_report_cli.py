@@ -50,6 +50,43 @@ def test_a_plan_becomes_a_report_in_every_format(tmp_path: Path, capsys: pytest.
     assert again.read_bytes() == (tmp_path / "x.json").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("engine", "settings", "later_s", "sentence"),
+    [
+        ("trtllm", {"lookahead_steps": 1}, 0.005, "The engine fixes what an iteration holds 1 iteration before"),
+        ("sglang", {"receive_interval_steps": 30}, 0.1, "The engine looks for new requests every 30 decode steps"),
+        (
+            "trtllm",
+            {"batch_wait_steps": 20, "batch_wait_ratio": 0.9},
+            0.1,
+            "Prompts wait for others, 20 decode steps at most",
+        ),
+    ],
+)
+def test_how_the_engine_takes_up_prompts_is_part_of_the_plan_and_said(
+    engine: str,
+    settings: dict[str, float],
+    later_s: float,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Median TTFT is later by what prompts wait for."""
+    asked = f"plan --model Qwen/Qwen3-32B --gpu h100_sxm --tp 2 --precision bf16 --engine {engine} --isl 2000 --osl 256"
+    options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    at_once, later = (
+        json.loads(run([*f"{asked} --rate 4 --ttft p95:2s --json".split(), *more], capsys)[1]) for more in ([], options)
+    )
+    assert not settings.keys() & at_once.keys() and settings.items() <= later.items()
+    assert not settings.items() & at_once["engine_settings"].items()
+    assert settings.items() <= later["engine_settings"].items()
+    assert later["predicted"]["ttft"]["p50_s"] > at_once["predicted"]["ttft"]["p50_s"] + later_s
+    saved, page = tmp_path / "plan.json", tmp_path / "report.html"
+    saved.write_text(json.dumps(later))
+    assert run(["report", "--plan", str(saved), "--out", str(page)], capsys)[0] == 0
+    assert sentence in page.read_text()
+
+
 def test_without_an_answer_the_report_says_why_and_the_status_is_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ from sizing.errors import ScenarioError
 from sizing.simulator import closed_loop, simulate, simulate_closed, simulate_trace, stable_rate_per_s, state
 from sizing.simulator.sampling import drawn_lengths
 from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
-from tests.sizing.reference_simulator import serve_slowly, serve_users_slowly
+from tests.sizing.reference_simulator import serve_users_slowly
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
 VARIED = Lengths(isl=600, osl=150, isl_cv=0.5, osl_cv=0.8)
@@ -54,19 +54,6 @@ def draw_lengths(n: int, rng: np.random.Generator) -> tuple[Any, Any]:
     """Prompts to 800 tokens, outputs to 300, one in five outputs a single token."""
     osl = np.where(rng.random(n) < 0.2, 1, rng.integers(1, 301, n))
     return rng.integers(1, 801, n), osl
-
-
-@settings(max_examples=40, deadline=None)
-@given(replica=replicas(), rate=st.sampled_from([1.0, 8.0, 40.0]), seed=st.integers(0, 10**6))
-def test_open_loop_equals_the_naive_simulator(replica: Replica, rate: float, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    arrival_s = np.cumsum(rng.exponential(1 / rate, 60))
-    isl, osl = draw_lengths(60, rng)
-    fast = simulate_trace(replica, arrival_s, isl, osl)
-    slow, _ = serve_slowly(replica, arrival_s, isl, osl)
-    request_s = replica.law.request_s
-    assert fast.ttft_s == pytest.approx([s.first_token_s + request_s for s in slow] - arrival_s, abs=1e-6)
-    assert fast.e2e_s == pytest.approx([s.done_s + request_s for s in slow] - arrival_s, abs=1e-6)
 
 
 @settings(max_examples=40, deadline=None)

@@ -24,7 +24,7 @@ from pyarrow import parquet
 from sizing import trace_files
 from sizing.lazy_group import missing_extra
 from sizing.trace import TraceError
-from sizing.trace_files import FORMATS, Reading, read_trace, read_trace_noted, read_traces
+from sizing.trace_files import FORMATS, Reading, read_trace_noted, read_traces
 from tests.sizing.trace_samples import (
     AZURE_2023,
     AZURE_2024,
@@ -286,7 +286,7 @@ def test_what_was_written_is_read(
     write: Callable[[Rows], bytes], rows: Rows, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Times to a microsecond, from the start of the trace or since 1970."""
-    trace = read_trace(written(write(rows), tmp_path_factory.mktemp("trace")))
+    trace = read_trace_noted(written(write(rows), tmp_path_factory.mktemp("trace"))).trace
     us = np.array([row.us for row in rows])
     if write in FROM_START:
         us -= us[0] - us[0] % 86_400_000_000
@@ -335,10 +335,10 @@ def test_a_file_read_in_small_parts_is_the_same_trace(
     write: Callable[[Rows], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(write(long_trace(3000)), tmp_path)
-    whole = read_trace(path)
+    whole = read_trace_noted(path).trace
     monkeypatch.setattr(trace_files, "BLOCK_BYTES", 200)
     monkeypatch.setattr(trace_files, "BATCH_ROWS", 7)
-    parts = read_trace(path)
+    parts = read_trace_noted(path).trace
     for name in ("arrival_s", "isl", "osl", "session"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name)), name
     assert whole.began_s == parts.began_s or np.isnan(whole.began_s)
@@ -347,10 +347,10 @@ def test_a_file_read_in_small_parts_is_the_same_trace(
 PEAK = """
 import sys, tracemalloc
 import pyarrow
-from sizing.trace_files import read_trace
-read_trace(sys.argv[2])
+from sizing.trace_files import read_trace_noted
+read_trace_noted(sys.argv[2])
 tracemalloc.start()
-assert len(read_trace(sys.argv[1])) == 25_000
+assert len(read_trace_noted(sys.argv[1]).trace) == 25_000
 print((tracemalloc.get_traced_memory()[1] + pyarrow.default_memory_pool().max_memory()) / 1e6)
 """
 
@@ -398,7 +398,7 @@ def test_pyarrow_is_loaded_by_the_first_file_and_named_where_it_lacks(
     assert done.stdout == "False\n"
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError) as lacking:
-        read_trace(written(OWN, tmp_path))
+        read_trace_noted(written(OWN, tmp_path))
     assert "pip install 'sizing[measure]'" in str(missing_extra(lacking.value))
 
 
@@ -546,7 +546,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 
 def refused(path: Path | str, kind: str | None = None) -> str:
     with pytest.raises(TraceError) as error:
-        read_trace(path, kind=kind)
+        read_trace_noted(path, kind=kind)
     line = str(error.value)
     assert len(line) < 300 and "\n" not in line and line.isprintable()
     return line
@@ -597,7 +597,7 @@ def test_no_damage_does_more_than_one_line(data: st.DataObject, tmp_path_factory
     other = data.draw(st.one_of(st.just(b""), st.just(raw[low:high] * 2), st.binary(max_size=40)))
     path = written(raw[:low] + other + raw[high:], tmp_path_factory.mktemp("trace"))
     try:
-        read_trace(path)
+        read_trace_noted(path)
     except TraceError as error:
         assert len(str(error)) < 300 and "\n" not in str(error)
 
@@ -621,7 +621,7 @@ def rows_of(classes: Sequence[str], shape: str, path: Path) -> Path:
 
 @pytest.mark.parametrize("shape", ["csv", "json", "parquet"])
 def test_classes_are_read_by_name(shape: str, tmp_path: Path) -> None:
-    found = read_trace(rows_of(["chat", "", "code", "chat"], shape, tmp_path / "trace"))
+    found = read_trace_noted(rows_of(["chat", "", "code", "chat"], shape, tmp_path / "trace")).trace
     assert found.classes == ("chat", "other", "code")
     assert found.of_class.tolist() == [0, 1, 2, 0]
 
@@ -630,7 +630,7 @@ def test_a_column_with_too_many_values_is_no_class(tmp_path: Path) -> None:
     found = read_trace_noted(rows_of([str(number) for number in range(9)], "csv", tmp_path / "trace"))
     assert found.trace.classes == () and not len(found.trace.of_class)
     assert found.notes[-1] == "class is not used: it has more than 8 values"
-    assert read_trace(rows_of([""] * 3, "csv", tmp_path / "trace")).classes == ()
+    assert read_trace_noted(rows_of([""] * 3, "csv", tmp_path / "trace")).trace.classes == ()
 
 
 def test_several_files_are_a_class_each(tmp_path: Path) -> None:
@@ -721,7 +721,7 @@ def test_turns_of_a_block_and_more_are_one_session_whatever_system_prompt_they_s
             requests.append((which, list(text), 50))
             text += [which + 1] * 50
     write_blocks(tmp_path / "trace.jsonl", requests)
-    trace = read_trace(tmp_path / "trace.jsonl")
+    trace = read_trace_noted(tmp_path / "trace.jsonl").trace
     assert trace.session.tolist() == [which for which, _, _ in requests]
     assert trace.continued().session.tolist() == trace.session.tolist()
 

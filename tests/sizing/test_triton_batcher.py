@@ -116,10 +116,8 @@ def test_d7_two_instances_take_a_batch_each() -> None:
     assert {batch.instance for batch in outcome.batches[:2]} == {0, 1}
 
 
-def test_d8_pending_requests_go_down_by_whole_batches() -> None:
-    outcome = run(model("", 4), at(*[0] * 10))
-    assert sizes(outcome) == [(0, 4), (10, 4), (20, 2)]
-    assert [outcome.pending_at(time * MS) for time in (0, 10, 20)] == [6, 2, 0]
+def test_d8_requests_at_once_go_in_whole_batches() -> None:
+    assert sizes(run(model("", 4), at(*[0] * 10))) == [(0, 4), (10, 4), (20, 2)]
 
 
 def test_p1_the_higher_priority_overtakes() -> None:
@@ -226,7 +224,3 @@ def test_twelve_inferences_in_five_executions() -> None:
     assert outcome.batch_sizes == {1: 2, 2: 1, 4: 2}
     assert outcome.counters.mean_batch == pytest.approx(12 / 5)
     assert outcome.counters.compute_infer_duration_us == pytest.approx(12 * 10_000)  # the whole batch's, per request
-
-
-def test_pending_requests_of_the_documentation() -> None:
-    assert run(model("", 5), at(*[0] * 100)).pending_at(0) == 95

@@ -211,17 +211,16 @@ def test_a_strategy_that_refuses_even_alone_is_an_error() -> None:
         simulate(ModelBatching(max_batch_size=8), lambda rows: 0.01, Requests.of([Request(0)]), Refusing(1))
 
 
-def test_a_strategy_is_looked_for_in_version_model_and_backend_folder(tmp_path: Path) -> None:
-    version, backend = tmp_path / "m" / "1", tmp_path / "backend"
+def test_a_strategy_is_looked_for_in_version_and_model_folder(tmp_path: Path) -> None:
+    version, named = tmp_path / "m" / "1", tmp_path / "named.py"
     version.mkdir(parents=True)
-    backend.mkdir()
     model = ModelBatching()
-    assert find_strategy(model, version, backend) is None
-    for folder in (backend, version.parent, version):
+    assert find_strategy(model, version) is None
+    for folder in (version.parent, version):
         (folder / "batchstrategy.py").write_text("")
-        assert find_strategy(model, version, backend) == folder / "batchstrategy.py"
-    named = ModelBatching(strategy_path=str(backend / "batchstrategy.py"))
-    assert find_strategy(named, version, backend) == backend / "batchstrategy.py"
+        assert find_strategy(model, version) == folder / "batchstrategy.py"
+    named.write_text("")
+    assert find_strategy(ModelBatching(strategy_path=str(named)), version) == named
     with pytest.raises(ScenarioError, match="TRITON_BATCH_STRATEGY_PATH: there is no file"):
         find_strategy(ModelBatching(strategy_path="/nowhere.py"), version)
 

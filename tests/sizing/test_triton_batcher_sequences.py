@@ -148,7 +148,8 @@ def test_iterative_sequences_join_as_soon_as_a_slot_is_free() -> None:
     outcome = simulate_iterative(ITERATIVE, lambda rows: 0.2, TRACE)
     assert [row for _, row in shown(outcome)] == [row for _, row in SEEN]
     assert [start for start, _ in shown(outcome)] == pytest.approx([start for start, _ in SEEN], abs=40)
-    done = {name: end / MS for name, end in outcome.completed_s().items()}
+    served = sorted((result for result in outcome.results if not result.refused), key=lambda each: each.response_s)
+    done = {result.step.sequence: result.response_s / MS for result in served}
     assert done == pytest.approx(SEEN_DONE, abs=40)
 
 

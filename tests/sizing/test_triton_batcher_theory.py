@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from triton_tools.batcher.config import DynamicBatching, ModelBatching, QueuePolicy
 from triton_tools.batcher.dynamic import simulate
-from triton_tools.batcher.requests import NS, Request, Requests
+from triton_tools.batcher.requests import Request, Requests
 
 SERVICE_S = 0.010
 COUNT = 60_000
@@ -64,19 +64,6 @@ def test_with_enough_instances_nobody_waits_and_they_are_busy_for_the_offered_lo
     assert outcome.utilization == pytest.approx(400 * SERVICE_S / 40, rel=0.03)
     assert outcome.waiting_s.max() == 0
     assert set(outcome.batch_sizes) == {1}
-
-
-def test_littles_law_with_pending_counted_on_its_own() -> None:
-    rate = 500.0
-    outcome = simulate(
-        ModelBatching(max_batch_size=8, dynamic=DynamicBatching(delay_us=5000)),
-        lambda rows: 0.006 + 0.001 * rows,
-        Requests.poisson(rate, 8_000, np.random.default_rng(11)),
-    )
-    span = outcome.requests.arrival_ns[-1] / NS
-    looks = np.random.default_rng(5).uniform(0, span, 800)
-    pending = np.mean([outcome.pending_at(float(time)) for time in looks])
-    assert pending == pytest.approx(rate * outcome.waiting_s.mean(), rel=0.08)
 
 
 def naive(arrivals: list[int], most: int, instances: int, service: int) -> list[int]:

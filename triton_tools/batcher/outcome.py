@@ -14,8 +14,6 @@ import numpy.typing as npt
 from triton_tools.batcher.requests import NS, Requests
 
 Status = Literal["served", "timeout", "queue_full"]
-MESSAGES = {"timeout": "Request timeout expired", "queue_full": "Exceeds maximum queue size"}
-"""The messages that clients receive, both with UNAVAILABLE. Triton puts ``[request id: ID]`` before the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +107,6 @@ class Outcome:
             compute_infer_duration_us=compute / 1e3,
             queue_full=by_status["queue_full"],
         )
-
-    def pending_at(self, time_s: float) -> int:
-        """nv_inference_pending_request_count: the requests that have arrived and are neither executing nor rejected."""
-        moment = round(time_s * NS)
-        left = np.where(self.served, self.start_ns, self.response_ns)
-        return int(((self._arrival_ns <= moment) & (left > moment)).sum())
 
     def members(self) -> list[tuple[float, tuple[int, ...]]]:
         """The start in seconds and the request numbers of each batch, in order of start."""

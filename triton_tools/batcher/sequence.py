@@ -60,11 +60,6 @@ class SequenceOutcome:
             for run in self.executions
         ]
 
-    def completed_s(self) -> dict[Hashable, float]:
-        """By sequence, the time of the response to its last served step."""
-        served = [result for result in self.results if not result.refused]
-        return {result.step.sequence: result.response_s for result in sorted(served, key=lambda each: each.response_s)}
-
     def controls(self, execution: Execution) -> dict[str, list[Hashable]]:
         """What the control inputs of the configuration hold in this execution, row by row.
 

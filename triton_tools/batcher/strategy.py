@@ -69,9 +69,9 @@ class VolumeBatching:
         return None
 
 
-def find_strategy(model: ModelBatching, version: Path, backend: Path | None = None) -> Path | None:
+def find_strategy(model: ModelBatching, version: Path) -> Path | None:
     """The file of the model's strategy: the one that TRITON_BATCH_STRATEGY_PATH names, else `batchstrategy.py` in the
-    folder of the version, the model or the backend, in that order; None if there is none.
+    folder of the version or the model, in that order; None if there is none.
 
     Raises:
         ScenarioError: the parameter names a file that does not exist.
@@ -81,8 +81,7 @@ def find_strategy(model: ModelBatching, version: Path, backend: Path | None = No
         if not named.is_file():
             raise ScenarioError(f"TRITON_BATCH_STRATEGY_PATH: there is no file {named}")
         return named
-    folders = [version, version.parent, *([backend] if backend else [])]
-    return next((folder / FILE_NAME for folder in folders if (folder / FILE_NAME).is_file()), None)
+    return next((folder / FILE_NAME for folder in (version, version.parent) if (folder / FILE_NAME).is_file()), None)
 
 
 def load_strategy(path: Path) -> BatchStrategy:

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
 
 from calibration.errors import PlanError
+from calibration.progress import drawn_bar
 from calibration.requests.lengths import LengthsPlan
 from triton_tools.clients import clients, comparison, options, printing
 from triton_tools.clients.dataset import TOKENS_PER_WORD
 from triton_tools.clients.flags import IDLE_SEED, Asked, Protocol, asked, server_plan
 from triton_tools.clients.pacing import Pacing
-from triton_tools.clients.progress import LateBar
 
 DEFAULT_USERS = 8
+PATIENCE_S = 2.0
+
+
+class LateBar:
+    """A bar on `console` that appears after two seconds. A context manager; call it with the fraction done, 0 to 1."""
+
+    def __init__(self, console: Console, description: str) -> None:
+        self._progress = drawn_bar(console)
+        self._task = self._progress.add_task(description, total=1.0)
+        self._since_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, share: float) -> None:
+        self._progress.update(self._task, completed=share)
+        if time.monotonic() - self._since_s > PATIENCE_S:
+            self._progress.start()
 
 
 @click.command(cls=options.EitherSpelling)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +14,6 @@ from sizing.points import Point
 from sizing.question import Setting
 from sizing.simulator import simulate, simulate_closed, stable_rate_per_s
 from sizing.workload import Lengths
-from validation.evidence.bisection import largest
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, attention_s=1.3e-9, request_s=4e-3)
 """An 8B model in 16 bits on an 80 GB GPU: weights read at 3.35 TB/s, 128 KiB of KV cache a token."""
@@ -108,6 +109,37 @@ def true_rate_per_s(server: Replica, setting: Setting, requests: int, seed: int)
         return run.meets(setting.sla)
 
     return largest(holds, guess_per_s, stable_per_s)
+
+
+TOLERANCE = 0.004
+"""Relative width at which the search stops."""
+IDLE = 0.01
+
+
+def largest(holds: Callable[[float], bool], guess: float, ceiling: float) -> float:
+    """The largest x up to `ceiling` that `holds`, to `TOLERANCE`; 0 when not even a hundredth of the guess does.
+
+    `holds` must be true below some x and false above it. Slow and plain, and not the planner's own search.
+
+    >>> round(largest(lambda x: x <= 3.0, guess=1.0, ceiling=100.0), 1)
+    3.0
+    """
+    low = high = min(guess, ceiling)
+    step = 1.04
+    if holds(low):
+        while holds(high := min(low * step, ceiling)):
+            if high == ceiling:
+                return ceiling
+            low, step = high, step**2
+    else:
+        while not holds(low := high / step):
+            if low < IDLE * guess:
+                return 0.0
+            high, step = low, step**2
+    while high / low - 1 > TOLERANCE:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 def whole_number(seed: np.random.SeedSequence) -> int:

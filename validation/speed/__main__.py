@@ -1,4 +1,4 @@
-"""``make bench``: every benchmark of this folder, one after the other in one run, so that their figures compare.
+"""``make bench``, after ``sizing bench``: every benchmark of this folder in one run, so that their figures compare.
 
 Run: python -m validation.speed, or with names: python -m validation.speed identity
 """

@@ -56,10 +56,6 @@ class KvCache:
         """How often a kept block was used again, since the start."""
         return self._blocks.reused
 
-    @property
-    def capacity_tokens(self) -> int:
-        return self.max_blocks * KV_BLOCK_TOKENS
-
     def admit(self, request: Request, tokens: int) -> bool:
         """A row, and blocks for the first `tokens` tokens of `request`; False, and nothing changed, if not free.
 

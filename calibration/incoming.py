@@ -63,8 +63,12 @@ def nothing_said(what: str, said: Mapping[str, object]) -> None:
         raise FileError(f"--{flag}: {what} already says it; omit the option")
 
 
+FEWEST_OF_TABLE = 3
+"""Columns by which a table of points is known: what else it lacks is named by its reader."""
+
+
 def _is_points_table(file: Path) -> bool:
-    return {"load_kind", "load_value", "requests_per_s"} <= _columns(file)
+    return len({"load_kind", "load_value", "requests_per_s", "isl", "osl", "gpu"} & _columns(file)) >= FEWEST_OF_TABLE
 
 
 def _columns(file: Path) -> set[str]:

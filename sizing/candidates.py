@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -70,6 +70,16 @@ def is_among(name: str, names: Sequence[str]) -> bool:
     return name.casefold() in (each.casefold() for each in names)
 
 
+def is_of(model: str, name: str) -> bool:
+    """True when both names are of one model: by the catalogue where it knows them, else ignoring case."""
+    return model.casefold() == name.casefold() or _catalogued_id(model) == _catalogued_id(name)
+
+
+def _catalogued_id(name: str) -> str:
+    known = catalogued(name)
+    return (known.id if known else name).casefold()
+
+
 def check_choice(choice: Choice, points: Sequence[Point]) -> None:
     """ScenarioError for a precision, TP or engine by whose name no candidate could exist, measured or estimated."""
     known = list(dict.fromkeys([*PRECISIONS, *(point.precision for point in points)]))
@@ -87,9 +97,16 @@ def check_choice(choice: Choice, points: Sequence[Point]) -> None:
 
 
 def find(
-    model: str, lengths: Lengths, choice: Choice, points: Sequence[Point] = (), protocol: Protocol = UNTOLD
+    model: str,
+    lengths: Lengths,
+    choice: Choice,
+    points: Sequence[Point] = (),
+    protocol: Protocol = UNTOLD,
+    *,
+    expected: bool = True,
 ) -> Found:
-    """Candidates and what had to be left out, measured deployments first. `protocol`: how the points were measured.
+    """Candidates and what had to be left out, measured deployments first. `protocol`: how the points were measured;
+    `expected`: they were given for this question, so that estimates have a caution where none of them is used.
 
     Raises CatalogueError for a GPU or model that is neither measured nor in the catalogue, ScenarioError when there is
     nothing to choose from, and for requests longer than the model's context.
@@ -97,14 +114,20 @@ def find(
     check_context(model, lengths)
     check_choice(choice, points)
     candidates, rejected = measured(model, lengths, choice, points, protocol)
+    own = {
+        engine_named(point.engine) for point in points if is_of(model, point.model) and is_among(point.gpu, choice.gpus)
+    }
     only_measured = [point.gpu for point in points if not is_among(point.gpu, list(catalogued_gpus()))]
     to_estimate = [gpu for gpu in choice.gpus if not is_among(gpu, only_measured)]
     if choice.basis == "any" and to_estimate:
         covered = {key_of(each.gpu, each.precision, each.layout, each.engine) for each in candidates}
-        more, left_out = estimated(model, lengths, choice, to_estimate, covered)
+        more, left_out = estimated(model, lengths, choice, to_estimate, covered, own)
+        if expected and points and not candidates and not rejected:
+            unused = Caution("unused_points", {"have": held(points)})
+            more = [replace(each, warnings=(*each.warnings, unused)) for each in more]
         candidates, rejected = candidates + more, rejected + left_out
     if not candidates and not rejected:
-        raise ScenarioError(nothing_measured(model, points))
+        raise ScenarioError(nothing_measured(model, points, choice.basis))
     return candidates, rejected
 
 
@@ -116,7 +139,7 @@ def measured(
     candidates: list[Candidate] = []
     rejected: list[Rejection] = []
     for deployment, group in by_deployment(points).items():
-        if deployment.model.lower() != model.lower() or not choice.allows(deployment):
+        if not is_of(model, deployment.model) or not choice.allows(deployment):
             continue
         try:
             found = from_fit(law_of(tuple(group), protocol=protocol), lengths, group)
@@ -141,7 +164,7 @@ def check_context(model: str, lengths: Lengths) -> None:
     tokens = lengths.isl + lengths.osl
     if known and known.max_context_tokens and tokens > known.max_context_tokens:
         raise ScenarioError(
-            f"ISL + OSL are {tokens:g} tokens, {known.name} takes {known.max_context_tokens:,} at most: shorten them"
+            f"ISL + OSL are {tokens:,.0f} tokens, {known.name} takes {known.max_context_tokens:,} at most: shorten them"
         )
 
 
@@ -212,9 +235,17 @@ LONGER = 1.2
 """Request tokens relative to the longest measured request, above which it may need memory that the measured did not."""
 
 
-def estimated(model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str], covered: set[Key]) -> Found:
+def estimated(
+    model: str,
+    lengths: Lengths,
+    choice: Choice,
+    gpus: Sequence[str],
+    covered: set[Key],
+    measured_on: Collection[str] = (),
+) -> Found:
     """Day-zero estimates for each of the `gpus` at every precision, layout and engine of the choice that no measurement
-    covers. If no engine is chosen, a measured one covers all of them, and only measured engines are estimated.
+    covers. If no engine is chosen, a measured one covers all of them, and only engines that the model was `measured_on`
+    are estimated.
 
     None for a model that is measured but not in the catalogue; CatalogueError if it is neither.
     """
@@ -224,7 +255,7 @@ def estimated(model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str],
     known_model = catalogued(model) if covered else model_named(model)
     if known_model is None:
         return [], []
-    known_engines = tuple(engine for engine in ENGINES if engine in {engine for *_, engine in covered})
+    known_engines = tuple(engine for engine in ENGINES if engine in measured_on)
     wanted = tuple(map(engine_named, choice.engines))
     covered_at_all = set() if wanted else {key_of(*key[:3]) for key in covered}
     for gpu in (gpu_named(name).id for name in gpus):
@@ -284,9 +315,21 @@ def key_of(gpu: str, precision: str, layout: Layout, engine: str = "") -> Key:
     return gpu.casefold(), precision.casefold(), _told(layout), engine
 
 
-def nothing_measured(model: str, points: Sequence[Point]) -> str:
+def nothing_measured(model: str, points: Sequence[Point], basis: Literal["measured", "any"]) -> str:
     """Why there is nothing to choose from, and what to do."""
-    if not points:
-        return "name at least one GPU to estimate (--gpu h200_sxm) or give measured points (--points file.csv)"
+    if points:
+        return f"no measured point of {model} fits the choice; the points hold: {held(points)}"
+    if basis == "measured":
+        return "without estimates there is nothing to choose from: give measured points (--points file.csv)"
+    return "name at least one GPU to estimate (--gpu h200_sxm) or give measured points (--points file.csv)"
+
+
+NAMED = 5
+"""Deployments that a line names."""
+
+
+def held(points: Sequence[Point]) -> str:
+    """What `points` are of, the first few deployments by name."""
     have = sorted({f"{point.model} on {point.gpu} TP{point.tp} {point.precision}" for point in points})
-    return f"no measured point of {model} fits the choice; the points hold: {'; '.join(have)}"
+    more = f" and {len(have) - NAMED} more" if len(have) > NAMED else ""
+    return "; ".join(have[:NAMED]) + more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import local
@@ -62,6 +63,8 @@ class _Compiling(event.Listener, local):
     def on_start(self, _: event.Event) -> None:
         if self.depth == 0:
             self.began_s = thread_time()
+            if not has_compiled() and sys.stderr.isatty():
+                sys.stderr.write("Compiling the simulator, once after an installation or update: some minutes.\n")
         self.depth += 1
 
     def on_end(self, _: event.Event) -> None:

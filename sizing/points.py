@@ -368,17 +368,23 @@ def _lines(raw: bytes) -> Iterator[str]:
 
 def _parse(rows: Iterator[list[str]], name: str, most: int, replicas: int) -> list[Point]:
     header = _header(next(rows, []), name)
-    points: list[Point] = []
+    points: dict[Point, int] = {}
     for number, row in enumerate(filter(None, rows), start=2):
         if len(points) == most:
             raise PointsError(f"{name}: more than {most:,} points: split it")
-        points.append(_point(header, row, f"{name}, row {number}", replicas))
+        point = _point(header, row, f"{name}, row {number}", replicas)
+        if point in points:
+            raise PointsError(f"{name}, row {number}: the point of row {points[point]} again: keep one of them")
+        points[point] = number
     if not points:
         raise PointsError(f"{name}: the file holds no points, only a header")
-    return points
+    return list(points)
 
 
 def _header(header: list[str], name: str) -> list[str]:
+    for sign, called in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and sign in header[0]:
+            raise PointsError(f"{name}: columns are separated by {called}: write it with commas, decimals with points")
     for column in NEEDED:
         if column not in header:
             raise PointsError(f"{name}: column {column!r} is missing; a points table needs {', '.join(NEEDED)}")

@@ -485,7 +485,7 @@ def with_laws(given: Mapping[str, Any], folder: Path | str = "") -> dict[str, An
 
 def sla_of(given: Mapping[str, Any]) -> Sla:
     """The limits among fields by name; raises ScenarioError if there is none."""
-    return Sla(*(Limit.parse(metric, given[metric]) for metric in LIMITED if given.get(metric)))
+    return Sla(*(Limit.parse(metric, given[metric]) for metric in LIMITED if given.get(metric) is not None))
 
 
 def check_load(workload: Workload, sla: Sla) -> None:
@@ -511,6 +511,8 @@ def check_prefix(lengths: Lengths, prefix: Prefix) -> None:
     """Raise ScenarioError for a shared prefix longer than the mean prompt that is to begin with it."""
     if prefix.tokens > lengths.isl:
         raise ScenarioError(f"prefix tokens must be at most ISL ({lengths.isl:g} tokens), got {prefix.tokens}")
+    if prefix.hit_rate and not prefix.tokens:
+        raise ScenarioError("a prefix hit rate needs prefix tokens: say how many tokens all prompts share")
 
 
 class Margins(Protocol):
@@ -537,7 +539,7 @@ def check_terms(terms: Margins) -> None:
         FIELDS[name].check(attrgetter(FIELDS[name].path)(terms))
     for gpu, price in terms.prices:
         if price not in PRICE:
-            raise ScenarioError(f"price of a {gpu}-hour must be {PRICE}, got {price:g}")
+            raise ScenarioError(f"the price of an hour of {gpu} must be {PRICE}, got {price:g}")
 
 
 def check_priced(prices: Sequence[tuple[str, float]], general: float | None, gpus: Iterable[str]) -> None:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 BASES: dict[Basis, str] = {
     "measured": "a run on a server at exactly this point",
-    "fitted": "from a law fitted to measured points, inside the range that they cover",
-    "extrapolated": "from a law fitted to measured points, outside the range that they cover",
+    "fitted": "from a law fitted to measured points: no more users, and lengths within a factor of two of theirs",
+    "extrapolated": "from a law fitted to measured points, beyond their users or a factor of two of their lengths",
     "estimated": "from a database of kernel timings: not measured, or scaled by points of one load level",
     "what-if": "a change that nobody has measured, computed from a law",
 }
@@ -90,9 +90,12 @@ def working(plan: Plan) -> str:
     spare = f", + {fleet.spare:,} spare = {fleet.replicas:,}" if fleet.spare else ""
     each, replicas = gpus(fleet.candidate.gpus), "replica" if fleet.replicas == 1 else "replicas"
     more = fleet.working > question.replicas_at(fleet.capacity_per_s)
+    digits = next(  # so many that the reader's own division gives the count
+        (n for n in (3, 4, 5) if replicas_for(float(f"{rate:.3g}"), float(f"{per_replica:.{n}g}")) == fleet.working), 3
+    )
     so = f"but fewer than {fleet.working:,} miss the SLA:" if more else "so"
     return (
-        f"{significant(rate)} requests/s ÷ {significant(per_replica)} per replica{headroom} = "
+        f"{significant(rate)} requests/s ÷ {significant(per_replica, digits)} per replica{headroom} = "
         f"{rate / per_replica:,.2f}, {so} {fleet.working:,}{spare} {replicas} of {each} "
         f"({fleet.candidate.layout}, {fleet.candidate.precision}) = {gpus(fleet.gpus)}"
     )
@@ -416,7 +419,11 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     trace, seen, fleet = found.trace, found.replayed, found.plan.answer
     ends = f"{trace.clock(float(trace.arrival_s[0]))} to {trace.clock(float(trace.arrival_s[-1]))}"
     bursts = dispersion(trace)
-    varying = "" if isnan(bursts) else f"; counts per second vary {bursts:.2g} times as much as Poisson arrivals would"
+    varying = (
+        ""
+        if isnan(bursts)
+        else f"; counts per second vary {significant(bursts, 2)} times as much as Poisson arrivals would"
+    )
     worst = found.worst_hour
     lines = [
         f"Trace: {len(trace):,} requests from {ends}, {significant(trace.rate_per_s)} requests/s on average and "
@@ -664,7 +671,7 @@ def accuracy(fleet: Fleet) -> str:
         )
     if fleet.basis == "extrapolated":
         return f"{start} in the measured range; this answer lies outside. Measure closer to it before buying."
-    return f"{start}, within the measured range."
+    return f"{start}, for no more users than were measured and lengths within a factor of two."
 
 
 # --- A plan as JSON
@@ -783,12 +790,18 @@ def ways_out_lines(alone: Sequence[Relaxation], together: Together | None) -> tu
     """What each limit would have to be, alone or with the others, without full stops."""
     lines = [line for way in alone for line in _way_out(way)]
     if together:
-        loosened = " and ".join(
-            f"{each.name} {'at' if each.metric == 'goodput' else 'of'} {each.said(each.limit_s)}"
-            for each in together.limits
+        half = f"; at {_all_of(together.roomy)} they carry half of what they can" * (together.roomy != together.limits)
+        lines.append(
+            f"No single limit is enough: {together.candidate.label} meets {_all_of(together.limits)}, its replicas "
+            f"nearly idle{half}"
         )
-        lines.append(f"No single limit is enough: {together.candidate.label} meets {loosened}")
     return tuple(lines)
+
+
+def _all_of(limits: Sequence[Limit]) -> str:
+    return " and ".join(
+        f"{each.name} {'at' if each.metric == 'goodput' else 'of'} {each.said(each.limit_s)}" for each in limits
+    )
 
 
 def _way_out(way: Relaxation) -> Iterator[str]:
@@ -991,6 +1004,9 @@ CAUTIONS: dict[CautionKind, str] = {
     "no_ttft": (
         "no TTFT was measured, and no ITL: what a prompt costs is hardly known, and a TTFT may be off by a factor of "
         "several: measure with streaming"
+    ),
+    "unused_points": (
+        "no measured point is of this model and this choice, so the answer is an estimate; the points hold: {have}"
     ),
     "fell_behind": (
         "open loops that the server did not keep up with, by more than 5 % of their rate, are left out of the fit: "

@@ -44,18 +44,18 @@ from sizing.analyses.curves import (
     load_curve,
 )
 from sizing.analyses.daily import Daily, gpus_by_hour
-from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
+from sizing.analyses.next_level import LevelChoice, Option, Stop, choose, usable
 from sizing.analyses.pools import Pools
 from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, goodput_prices, sensitivities
 from sizing.analyses.session_plan import SessionLimit, SessionLoad, SessionPlan, plan_sessions, session_question
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s, class_slas, lengths_of, peak_factor, plan_trace
 from sizing.analyses.verification import Verification, verification
 from sizing.budget import checkpoint
-from sizing.candidates import Choice, catalogued
+from sizing.candidates import Choice, catalogued, cautions_at, law_of
 from sizing.catalog import layouts
 from sizing.edge import predict_at
 from sizing.engine_defaults import engine_named
-from sizing.errors import ScenarioError, SizingError
+from sizing.errors import FitError, ScenarioError, SizingError
 from sizing.estimate import ENGINES
 from sizing.files import resource
 from sizing.fitting import Fit
@@ -64,7 +64,7 @@ from sizing.memory_use import Misfit, elsewhere, misfits
 from sizing.numbers import percent, significant
 from sizing.plans import Candidate, Fleet, Plan, Rejection
 from sizing.points import Deployment, Point
-from sizing.prediction import Prediction
+from sizing.prediction import Caution, Prediction
 from sizing.question import Question
 from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report, question_digest, with_cover
@@ -304,15 +304,28 @@ def _advice(scenario: Scenario, digest: str, _points: tuple[Point, ...]) -> Advi
     try:
         question = scenario.question
         found = choose(_points, options, question, budget_s=3600.0, guess_s=lambda option: LEVEL_S)
+        unmeasured = _unmeasured_isl(_points, asked)
     except SizingError as error:
         return Advice(None, str(error))
+    if unmeasured is not None:
+        longer = replace(asked, isl=float(unmeasured.facts["longer"]))  # type: ignore[arg-type]
+        why = "Prompts of one length were measured, so how their time grows is not known: this matters most."
+        return Advice(Option(longer, 1, REQUESTS, limit_s=LEVEL_S), why)
     if isinstance(found, LevelChoice):
         return Advice(found.option, _why(found))
     return Advice(None, _stopped(found))
 
 
+def _unmeasured_isl(points: tuple[Point, ...], asked: Lengths) -> Caution | None:
+    """What the law of `points` says against prompts of another length than theirs; nothing where there is no law."""
+    with suppress(FitError):
+        cautions = cautions_at(law_of(usable(points)), asked)
+        return next((each for each in cautions if each.kind == "unmeasured_isl"), None)
+    return None
+
+
 def _why(choice: LevelChoice) -> str:
-    now = f"Now: {choice.belief}. " if choice.belief is not None else ""
+    now = f"By the closed loops alone: {choice.belief}. " if choice.belief is not None else ""
     if choice.aim == "gain":
         return f"{now}This level would narrow the band by about {percent(choice.narrows)}."
     if choice.aim == "reach":

@@ -24,11 +24,11 @@ WITHIN_S = 4.0
 HOLDS_FOR_S = 2.0
 """Cache lifetime of a verdict, so that probes query the store at most once per interval."""
 SAID_AFTER_S = 4.0
-"""A first answer takes some seconds of a core, as the shipped points are fitted, and a minute or two more where the
+"""A first answer takes some seconds of a core, as the shipped points are fitted, and some minutes more where the
 simulator is yet to be compiled."""
 GETTING_READY = (
     "Getting ready: fitting the measured points. After an installation or update the simulator is compiled first, "
-    "which takes a minute or two."
+    "which takes some minutes."
 )
 Verdict = dict[str, str]
 _first_is_given = threading.Event()

@@ -16,7 +16,7 @@ from sizing.errors import RequestTooLong
 from sizing.plans import Candidate, Rejection
 from sizing.question import Question
 from sizing.simulator import Simulated
-from sizing.workload import PERCENTILES, Limit
+from sizing.workload import PERCENTILES, Limit, Sla
 
 ALMOST_IDLE = IDLE / 100
 """Share of the stable rate below which the planner's search does not look for a load that meets the SLA."""
@@ -45,10 +45,14 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """All limits that one candidate misses, loosened as far as it needs: what comes nearest to the SLA as a whole."""
+    """All limits that one candidate misses, loosened as far as it needs: what comes nearest to the SLA as a whole.
+
+    At `limits` its replicas are all but idle; at `roomy` they carry half of what they would without these limits.
+    """
 
     candidate: Candidate
     limits: tuple[Limit, ...]
+    roomy: tuple[Limit, ...]
 
 
 Ways = tuple[tuple[Relaxation, ...], Together | None]
@@ -95,9 +99,9 @@ def together(
     nearest = next((each for each in idle if all(each.needs_s(limit) < math.inf for limit in sla.limits)), None)
     if nearest is None:
         return None
-    missed = (limit for limit in sla.limits if nearest.needs_s(limit) > limit.limit_s)
+    missed = tuple(limit for limit in sla.limits if nearest.needs_s(limit) > limit.limit_s)
     needed = tuple(replace(limit, limit_s=rounded_up(nearest.needs_s(limit))) for limit in missed)
-    return Together(nearest.candidate, needed)
+    return Together(nearest.candidate, needed, _roomy(missed, needed, nearest))
 
 
 def only_together(alone: Iterable[Relaxation], found: Together | None) -> Together | None:
@@ -174,7 +178,8 @@ def _relaxed(limit: Limit, idle: Sequence[_Idle]) -> Relaxation:
     missed = best.needs_s(limit) > limit.limit_s
     by_percentile = next(_kept_percentiles(limit, others, idle), (None, None)) if missed else (None, None)
     smallest = replace(limit, limit_s=rounded_up(best.needs_s(limit)))
-    return Relaxation(limit, smallest, _roomy(limit, smallest, best), best.candidate, *by_percentile)
+    (roomy,) = _roomy((limit,), (smallest,), best)
+    return Relaxation(limit, smallest, roomy, best.candidate, *by_percentile)
 
 
 def _least_needing(limit: Limit, others: Sequence[Limit], idle: Sequence[_Idle]) -> _Idle | None:
@@ -202,16 +207,18 @@ def _kept_percentiles(
                 break
 
 
-def _roomy(limit: Limit, smallest: Limit, idle: _Idle) -> Limit:
-    """The limit at half the load that the replica carries without it: under the other limits, or while stable."""
+def _roomy(missed: tuple[Limit, ...], smallest: tuple[Limit, ...], idle: _Idle) -> tuple[Limit, ...]:
+    """The limits at half the load that the replica carries without them: under the others, or while stable."""
     if idle.nearly_alone:
         return smallest  # of users at half the load the formula knows too little
     replica, setting = idle.candidate.replica, idle.setting
     most_per_s = float(idle.response.rates_per_s[0]) / IDLE
-    apart = setting.sla.without(limit)
+    apart: Sla | None = setting.sla
+    for limit in missed:
+        apart = apart.without(limit) if apart else None
     if apart is not None:
         most_per_s = load_response(replica, replace(setting, sla=apart)).rate_per_s(0.0)
     if most_per_s == 0:
         return smallest
-    value_s = predict_at(replica, setting, HALF * most_per_s).value_s(smallest)
-    return replace(smallest, limit_s=max(rounded_up(value_s), smallest.limit_s))
+    loaded = predict_at(replica, setting, HALF * most_per_s)
+    return tuple(replace(each, limit_s=max(rounded_up(loaded.value_s(each)), each.limit_s)) for each in smallest)

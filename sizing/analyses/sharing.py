@@ -342,7 +342,7 @@ def scenario_of(content: Any, where: str, folder: Path | str = "") -> ScenarioFi
     `folder`: where the paths of histograms start.
     """
     if not isinstance(content, dict):
-        raise ScenarioError(f"{where}: expected a mapping with model and workloads, got {type(content).__name__}")
+        raise ScenarioError(f"{where}: expected a mapping with model and workloads{'' if content else ': it is empty'}")
     streams = content.get("workloads")
     try:
         if isinstance(streams, list):

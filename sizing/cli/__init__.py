@@ -44,7 +44,7 @@ COMMANDS = {
 """Name -> where the command is, and its line in the list of commands, which loads none of them."""
 
 
-@click.group(cls=Commands, table=COMMANDS)
+@click.group(cls=Commands, table=COMMANDS, no_args_is_help=False)
 def cli() -> None:
     """How many GPUs for N requests/s of this model under this latency SLA?
 

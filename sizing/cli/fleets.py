@@ -50,6 +50,7 @@ from sizing.cli.options import (
 from sizing.cli.shapes import existing_json, shared_json
 from sizing.cli.tables import print_existing, print_shared
 from sizing.explain import distance_from_sla
+from sizing.numbers import gpus as in_words
 from sizing.plans import NoFeasiblePlan
 from sizing.question import Question
 from sizing.text import rejection_json, ways_out_lines
@@ -85,7 +86,10 @@ def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
         fleets, rejected = best_first(question, reserved, gpus)
     rejected = sorted([*rejected, *left_out], key=distance_from_sla)
     if not fleets:
-        missed = NoFeasiblePlan(f"{gpus} GPUs cannot carry any load under {question.sla}", tuple(rejected))
+        too_few = all(each.kind == "too_few" for each in rejected)
+        no_load = f"{in_words(gpus)} cannot carry any load under {question.sla}"
+        no_replica = f"no working replica is left of {in_words(gpus)} beside {question.spare} spare: set --spare"
+        missed = NoFeasiblePlan(no_replica if too_few else no_load, tuple(rejected))
         fitting = [each for each in reserved if each.gpus * (1 + question.spare) <= gpus]
         raise Reported(missed, {}, ways_out_lines(*ways_out(rejected, question, fitting)))
     if json_:

@@ -34,6 +34,7 @@ from sizing.cli.options import (
 from sizing.cli.shapes import closed_loop_json, fit_json, prediction_json
 from sizing.cli.tables import console, print_cautions, print_closed_loop, print_fit, print_prediction, print_sessions
 from sizing.engine import COEFFICIENTS, FREE, KV_POLICIES, POLICIES, Batching, Replica, Speculation, StepLaw
+from sizing.engine_defaults import engine_named
 from sizing.errors import PointsError, ScenarioError
 from sizing.fitting import Fit
 from sizing.numbers import significant
@@ -115,6 +116,7 @@ def predict_command(
     if concurrency is not None:
         check_closed_loop(context, method)
     fitted, workload = law_of(given), workload_of(given)
+    candidates.check_context(fitted.deployment.model, workload.lengths)
     found = cautions_at(fitted, workload.lengths)
     if concurrency is not None:
         loop = closed_loop(fitted, workload.lengths, workload.prefix, concurrency, replicas)
@@ -133,7 +135,7 @@ def predict_command(
     in_flight = workload.rate_per_s / replicas * prediction.e2e.mean_s
     candidate = candidates.from_fit(fitted, workload.lengths)
     basis = basis_of(candidate, in_flight)
-    found = (*found, *beyond_measured(candidate, in_flight))
+    found = (*found, *(() if prediction.saturated else beyond_measured(candidate, in_flight)))
     if json_:
         warnings = cautions((*found, *prediction.warnings))
         write_json({**prediction_json(prediction), "basis": basis, "warnings": warnings})
@@ -385,16 +387,26 @@ def points_of_one_deployment(given: dict[str, Any]) -> list[Point]:
     """The points of the file that the options select; PointsError if they belong to several deployments or none."""
     names = ("model", "gpu", "precision", "tp", "pp", "engine", "engine_version")
     wanted = {name: given[name] for name in names if given[name]}
-    points = [
-        point for point in points_of(given) if all(getattr(point, name) == value for name, value in wanted.items())
-    ]
+    told = points_of(given)
+    points = [point for point in told if all(_is(name, getattr(point, name), value) for name, value in wanted.items())]
     groups = candidates.by_deployment(points)
+    if not groups:
+        raise PointsError(f"{given['points']}: no point fits the options; the points hold: {candidates.held(told)}")
     if len(groups) != 1:
         chosen_by = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-        labels = "; ".join(deployment.label for deployment in groups) or "no points match"
+        labels = "; ".join(deployment.label for deployment in groups)
         raise PointsError(f"{given['points']}: choose one deployment with {chosen_by} (found: {labels})")
     take_shape(given, points[0].model)
     return points
+
+
+def _is(name: str, has: Any, wanted: Any) -> bool:
+    """True if a point has what an option asks for, as `plan` understands names."""
+    if name == "model":
+        return candidates.is_of(wanted, has)
+    if name == "engine":
+        return engine_named(has) == engine_named(wanted)
+    return bool(has.casefold() == wanted.casefold() if isinstance(has, str) else has == wanted)
 
 
 @click.command(

@@ -410,7 +410,7 @@ def points_of(given: dict[str, Any]) -> list[Point]:
 
     Raises ScenarioError for --points-replicas and --protocol without the file that they speak of.
     """
-    if not given["points"]:
+    if given["points"] is None:
         said = {"--points-replicas": given["points_replicas"] != REPLICAS["default"], "--protocol": given["protocol"]}
         for option in (name for name, is_given in said.items() if is_given):
             raise ScenarioError(f"{option} goes with --points")

@@ -203,6 +203,8 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
             simulated = None if talks is None else simulates(question, *talks, reserved, found[1])
             special = replayed or simulated
             plan = special.plan if special else planner.plan(question, reserved, found[1])
+            if given["mix"]:
+                plan = as_available(plan, reserved, counts["available"])
             more = Extras(sessions=simulated)
             if simulated is None:
                 more = replace(extras(plan, given, counts, reserved), trace=replayed)
@@ -393,6 +395,20 @@ def extras(
         pools,
         goodput_prices=goodput_prices(question, fleet.candidate) if given["goodput_price"] else (),
     )
+
+
+def as_available(plan: Plan, found: Sequence[Candidate], available: Mapping[str, int]) -> Plan:
+    """The plan by GPUs of which there are enough for a fleet; as it was where no type alone is."""
+    within, left_out = plan, list(plan.rejected)
+    while (answer := within.answer).gpus > (most := available.get(answer.candidate.gpu, answer.gpus)):
+        gpu = answer.candidate.gpu
+        left_out.append(Rejection.of(answer.candidate, "too_few", f"{answer.gpus} GPUs are needed, {most} available"))
+        found = [each for each in found if each.gpu != gpu]
+        try:
+            within = planner.plan(plan.question, found, left_out)
+        except NoFeasiblePlan:
+            return plan
+    return within
 
 
 def mixed(plan: Plan, owned: Mapping[str, int], available: Mapping[str, int]) -> Mix:

@@ -508,7 +508,7 @@ def answer_sheet(book: Book, report: Report) -> None:
         report.link or "No link was given.",
         f"{report.program}, report {digest(report)}, question {question_digest(report)}",
     )
-    bullets(book, sheet, row, "Link and program", where)
+    bullets(book, sheet, row, "Link and program", where, verbatim=True)
 
 
 def figures(book: Book, sheet: Worksheet, row: int, report: Report) -> int:
@@ -529,13 +529,13 @@ def figures(book: Book, sheet: Worksheet, row: int, report: Report) -> int:
     return row + 1
 
 
-def bullets(book: Book, sheet: Worksheet, row: int, title: str, texts: tuple[str, ...]) -> int:
-    """A heading and a line for each text; nothing where there are none."""
+def bullets(book: Book, sheet: Worksheet, row: int, title: str, texts: tuple[str, ...], verbatim: bool = False) -> int:
+    """A heading and a line for each text, with a capital unless `verbatim`; nothing where there are none."""
     if not texts:
         return row
     book.put(sheet, row, 0, title, "heading")
     for at, text in enumerate(texts, start=row + 1):
-        book.put(sheet, at, 0, capital(text))
+        book.put(sheet, at, 0, text if verbatim else capital(text))
     return row + len(texts) + 2
 
 

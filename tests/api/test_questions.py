@@ -105,8 +105,8 @@ def is_the_commands(asked: str) -> None:
 
 
 def test_a_change_that_no_fleet_carries_is_told_beside_the_plan_without_it() -> None:
-    chunks_of_one = {"precision": "bf16", "tp": "2", "itl": "p95:30ms", "change": ["chunked_prefill=1"]}
-    answer = computed("whatif", {**QUESTION, **chunks_of_one})
+    small_chunks = {"precision": "bf16", "tp": "2", "itl": "p95:30ms", "change": ["chunked_prefill=16"]}
+    answer = computed("whatif", {**QUESTION, **small_chunks})
     assert isinstance(answer, bytes)
     told = json.loads(answer)
     assert told["feasible"] is False and told["rejected"] and told["before"]["gpus"] > 0

@@ -144,12 +144,12 @@ def test_the_present_answer_is_told_with_its_basis_and_the_next_level(
     assert "You need" in words(app) and "6 measured points" in words(app)
     assert "Measure " not in words(app)
     press(app, "Where to measure next?")
-    assert "Now: " in words(app) or "this question needs no more measurements" in words(app)
+    assert "By the closed loops alone: " in words(app) or "this question needs no more measurements" in words(app)
 
 
 def test_without_a_measured_deployment_the_advice_is_where_to_begin(calibrate: Callable[..., AppTest]) -> None:
     app = press(calibrate("coverage", ttft="p95:1s"), "Where to measure next?")
-    assert "Measure 1 users, 2,000 in, 256 out." in words(app)
+    assert "Measure 1 user, 2,000 in, 256 out." in words(app)
     press(app, "Plan this run")
     assert query_of(app)["show.calibrate"] == "new"
     assert "5 levels, then one with random arrivals" in words(app)

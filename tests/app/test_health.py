@@ -32,7 +32,7 @@ WELL = {"planner": "ok", "catalogue": "ok", "store": "ok"}
 def probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """GET of the endpoint of a server whose first question is answered by nobody: its turn comes in another test."""
     monkeypatch.setattr(planner, "plan", lambda *_: None)
-    monkeypatch.setattr(computing, "find", lambda *_: ((), ()))
+    monkeypatch.setattr(computing, "find", lambda *_, **__: ((), ()))
     monkeypatch.setattr(health, "HOLDS_FOR_S", 0.0)
     server = Health()
     routes = [Route("/healthz", server.respond)]

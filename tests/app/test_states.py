@@ -125,11 +125,16 @@ def test_a_narrow_choice_can_be_widened_where_it_is_infeasible(opened: Open) -> 
 
 
 def test_two_limits_that_nothing_meets_are_loosened_together(opened: Open) -> None:
-    app = opened(replace(NOWHERE, ttft=Limit("ttft", 95, 0.001)))
+    strict = replace(NOWHERE, ttft=Limit("ttft", 95, 0.001))
+    app = opened(strict)
     text = shown(app)
     assert text.count("no value is enough alone") == 2 and "Together:" in text
     assert_no_answer(app)
-    assert "You need" in click(app, "Use these limits").title[0].value
+    smallest = click(app, "Use the smallest limits").title[0].value
+    looser = click(opened(strict), "Use the looser limits").title[0].value
+    assert "You need" in smallest and "You need" in looser
+    of_smallest, of_looser = (int(title.split()[2].replace(",", "")) for title in (smallest, looser))
+    assert of_looser < of_smallest
 
 
 def test_a_lower_percentile_is_offered_where_it_is_kept(opened: Open) -> None:

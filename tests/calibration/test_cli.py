@@ -168,7 +168,7 @@ def test_a_points_table_comes_in_as_a_run_whole_or_not_at_all(tmp_path: Path) ->
     assert Store().points(2) == Store().points(1)
     rows = table.read_text().splitlines()
     table.write_text("\n".join([*rows, rows[-1]]))
-    assert "two equal points at ISL 6" in refused(call("import", table))
+    assert "again: keep one of them" in refused(call("import", table))
     assert len(Store().runs()) == 2
 
 

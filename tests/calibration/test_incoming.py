@@ -100,6 +100,7 @@ REFUSED = [
     (b" \n", "the file is empty"),
     (b'{"sk-secret": "hunter2"}', "not a file of any known kind"),
     (b"sk-secret,hunter2\n1,2\n", "not a file of any known kind"),
+    (b"model,gpu,isl,osl,load_kind\nsk-secret,hunter2,1,1,1\n", "a points table needs "),
     (b'{"sk-secret": 1}\n{"hunter2": 2}\n', "not a file of any known kind"),
     (b'{"sk-secret": 1, "sk-secret": 2}', "a key is there twice"),
     (BOMB, "is compressed or encrypted"),
@@ -143,7 +144,7 @@ def levels(count: int, row: str = "m,bf16,g,1,64,32,concurrency,{},1\n") -> byte
 def test_a_point_that_stands_twice_is_named(store: Store) -> None:
     upload = Upload("x.csv", levels(50) + b"m,bf16,g,1,64,32,concurrency,7,1\n")
     for act in (preview, take_in):
-        with pytest.raises(FileError, match=r"^x\.csv: two equal points at ISL 64, OSL 32, concurrency 7: keep one of"):
+        with pytest.raises(PointsError, match=r"^x\.csv, row 52: the point of row 8 again: keep one of them"):
             act(store, upload)
     assert store.runs() == []
 

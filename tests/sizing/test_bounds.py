@@ -28,6 +28,7 @@ TWO_GPUS = replaced(gpu="h100_sxm,h200_sxm")
         ([*ONE, "--price", "h20_sxm=2"], ["--price", "h20_sxm", "h200_sxm"]),
         ([*ONE, "--price", "-1"], ["price", "from 0"]),
         ([*ONE, "--price", "1e9"], ["price", "1,000,000"]),
+        ([*ONE, "--prefix-hit", "0.9"], ["prefix tokens"]),
         ([*ONE, "--mix", "--price", "2", "--available", "2"], ["--available", "name the GPU"]),
         ([*ONE, "--mix", "--price", "2", "--owned", "h200_sxm=nan"], ["--owned", "whole number"]),
         ([*ONE, "--mix", "--price", "2", "--owned", "h200_sxm=2.7"], ["--owned", "whole number"]),

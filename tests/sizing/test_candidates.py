@@ -9,6 +9,7 @@ import pytest
 from sizing.candidates import Choice, find
 from sizing.errors import CatalogueError, ScenarioError
 from sizing.points import Point
+from sizing.text import caution
 from sizing.workload import Lengths
 
 LENGTHS = Lengths(100, 20)
@@ -61,9 +62,29 @@ def test_a_measured_configuration_replaces_its_estimate_and_no_other() -> None:
     }
 
 
-def test_points_of_another_model_leave_the_estimates_alone() -> None:
+@pytest.mark.parametrize(("model", "gpu"), [("another/model", "h200_sxm"), (MODEL, "b200_sxm")])
+def test_points_of_another_model_or_gpu_leave_the_estimates_alone_and_the_answer_says_so(model: str, gpu: str) -> None:
+    choice, points = Choice(("h200_sxm",), ("bf16",), (1,)), measured(model, gpu)
+    (*found,), _ = find(MODEL, LENGTHS, choice, points)
+    assert {each.basis for each in found} == {"estimated"}
+    (unused,) = (each for each in found[0].warnings if each.kind == "unused_points")
+    assert f"the points hold: {model} on {gpu} TP1 bf16" in caution(unused)
+    of_a_store, _ = find(MODEL, LENGTHS, choice, points, expected=False)
+    assert "unused_points" not in {warning.kind for each in of_a_store for warning in each.warnings}
+
+
+def test_a_model_is_the_same_by_each_of_its_names() -> None:
+    """`Qwen3-8B` is the catalogue's short name: points under either are of one model."""
     choice = Choice(("h200_sxm",), ("bf16",), (1,))
-    assert bases(MODEL, choice, measured("another/model", "h200_sxm")) == {("h200_sxm", 1): "estimated"}
+    for asked, told in ((MODEL, "Qwen3-8B"), ("Qwen3-8B", MODEL), ("qwen/QWEN3-8b", MODEL)):
+        assert bases(asked, choice, measured(told, "h200_sxm")) == {("h200_sxm", 1): "fitted"}
+
+
+def test_estimates_beside_points_are_of_the_measured_engine_whichever_layout_is_asked_for() -> None:
+    points = [replace(point, engine="vllm") for point in measured(MODEL, "h200_sxm")]
+    for tps in ((1, 2), (2,)):
+        found, _ = find(MODEL, LENGTHS, Choice(("h200_sxm",), ("bf16",), tps), points)
+        assert {each.engine for each in found} == {"vllm"}
 
 
 def test_a_model_and_a_gpu_of_ones_own_need_no_catalogue() -> None:
@@ -87,5 +108,7 @@ def test_what_nobody_knows_is_refused() -> None:
         find("no/such", LENGTHS, Choice(("h200_sxm",)))
     with pytest.raises(ScenarioError, match="--gpu"):
         find(MODEL, LENGTHS, Choice())
+    with pytest.raises(ScenarioError, match="give measured points"):
+        find(MODEL, LENGTHS, Choice(("h200_sxm",), basis="measured"))
     with pytest.raises(ScenarioError, match="the points hold"):
         find(MODEL, LENGTHS, Choice(), measured("another/model", "My GPU"))

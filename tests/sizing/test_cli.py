@@ -340,6 +340,39 @@ def test_a_plan_from_measured_points(points: Path, capsys: pytest.CaptureFixture
     assert (answer["gpu"], answer["basis"]) == ("g", "fitted")
 
 
+H200 = "--points data/curves/h200-vllm-qwen3.csv --isl 2000 --osl 256"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("", "Missing command"),
+        (f"predict --model Qwen/Qwen3-32B {H200} --rate 1 --isl 100000", "takes 40,960 at most"),
+        (f"predict --model Qwen/Qwen3-8B {H200} --rate 1", "the points hold: Qwen/Qwen3-30B-A3B on h200_sxm TP1 bf16;"),
+        (f"capacity --gpus 1 --model Qwen/Qwen3-32B {H200} --itl p95:30ms", "no working replica is left of 1 GPU"),
+    ],
+)
+def test_what_was_wrong_is_said(asked: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(asked.split(), capsys)
+    assert code in (2, 3) and why in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("option", ["--points", "--ttft", "--itl", "--goodput"])
+def test_an_option_left_empty_is_an_error_and_not_left_out(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a variable of the shell that is not set leaves it."""
+    code, out, err = run([*PLAN, option, ""], capsys)
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_names_of_points_are_read_as_plans_read_them(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = f"predict {H200} --rate 1 --json".split()
+    told = [run([*asked, "--model", name, "--gpu", gpu], capsys)[1] for name, gpu in NAMES]
+    assert told[0] and len(set(told)) == 1
+
+
+NAMES = [("Qwen/Qwen3-32B", "h200_sxm"), ("Qwen3-32B", "H200_SXM"), ("qwen/qwen3-32b", "h200_sxm")]
+
+
 def test_simulate_repeats_with_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (
         "simulate --weights 4.8ms --overhead 1ms --token 20us --isl 500 --osl 100 --rate 5 --requests 2000 --json"

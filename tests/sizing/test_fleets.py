@@ -25,7 +25,7 @@ from sizing.analyses.sharing import (
     share_of,
     shared_fleet,
 )
-from sizing.cli.plan import mixed
+from sizing.cli.plan import as_available, mixed
 from sizing.edge import BY_FORMULA, SlaMissed, least
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan, Rejection
@@ -179,6 +179,18 @@ def test_the_mix_costs_no_more_than_the_answer_of_the_plan() -> None:
     mix = mixed(plan, {}, {})
     assert mix.cost_per_hour <= 2.0 * plan.answer.gpus
     assert dict(mix.alone) == {"g": mix.cost_per_hour}
+
+
+def test_a_gpu_of_which_there_are_too_few_is_no_answer() -> None:
+    """Unless no type alone is enough: then the plan stays, and a mix may do."""
+    ways = [candidate(1), replace(candidate(1, LAW.scaled(1.2)), gpu="h")]
+    plan = planner.plan(question(25.0), ways)
+    assert plan.answer.candidate.gpu == "g" and plan.answer.gpus > 2
+    of_others = as_available(plan, ways, {"g": 2})
+    assert of_others.answer.candidate.gpu == "h"
+    (refused,) = (each for each in of_others.rejected if each.kind == "too_few")
+    assert refused.gpu == "g" and "2 available" in refused.why
+    assert as_available(plan, ways, {"g": 1000}) == as_available(plan, ways, {"g": 2, "h": 2}) == plan
 
 
 @pytest.mark.parametrize("rate", [2.0, 10.0, 40.0])

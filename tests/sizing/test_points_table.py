@@ -85,6 +85,24 @@ def test_values_that_say_nothing_name_their_column(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_point_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    """It would count twice in a fit."""
+    path = tmp_path / "points.csv"
+    with path.open("w") as file:
+        write_points([POINTS[0], POINTS[1], POINTS[0]], file)
+    with pytest.raises(PointsError, match="row 4: the point of row 2 again: keep one of them"):
+        read_points(path)
+
+
+def test_a_table_of_semicolons_is_told_from_one_without_columns(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    with path.open("w") as file:
+        write_points(POINTS[:2], file)
+    path.write_text(path.read_text().replace(",", ";"))
+    with pytest.raises(PointsError, match="columns are separated by semicolons"):
+        read_points(path)
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "label"),
     [

@@ -463,7 +463,11 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "UTF-16 without a mark": ("arrival_s,isl,osl\n0,5,5\n".encode("utf-16-le"), "neither text in UTF-8 nor Parquet"),
     "Latin-1 in a number": (HEAD + b"1,5\xe9,5\n", "row 3, column 'isl'"),
     "a spreadsheet": (b"PK\x03\x04\x14\x00\x06\x00" + bytes(200), "neither text in UTF-8 nor Parquet"),
-    "an unknown table": (b"when,how,much\n0,5,5\n1,5,5\n", "write arrival_s, isl and osl"),
+    "an unknown table": (b"when,how,much\n0,5,5\n1,5,5\n", "write arrival_s (seconds), isl and osl"),
+    "seconds of nobody's format": (
+        b"timestamp,input_toks,output_toks\n0.5,5,5\n1,5,5\n",
+        "milliseconds (kind mooncake): add or rename, or write arrival_s (seconds), isl and osl",
+    ),
     "a column missing": (b"arrival_s,isl\n0,5\n1,5\n", "osl is missing for a trace of this program (kind own)"),
     "two columns missing": (
         b"TIMESTAMP,Model\n2024-05-10 14:00:00,x\n",

@@ -27,6 +27,7 @@ from sizing.errors import ScenarioError
 from sizing.plans import NoFeasiblePlan
 from sizing.question import Question
 from sizing.simulator.recorded import replay
+from sizing.text import sizing_by_means
 from sizing.trace import HOUR_S, Trace, TraceError
 from sizing.workload import PERCENTILES, Limit, Metric, Sla, Workload
 from tests.sizing.engines import candidate
@@ -132,6 +133,28 @@ def test_bursts_need_more_than_their_rate_says() -> None:
     even, bursty = (traffic(2, 40.0, burst=burst) for burst in (1.0, 12.0))
     counts = [plan_trace(asked(trace), trace, [candidate()]).plan.answer.working for trace in (even, bursty)]
     assert counts[0] < counts[1]
+
+
+def test_the_rule_of_means_is_judged_by_the_replay() -> None:
+    """Two hundred requests within a second, once a minute: by their mean rate a fleet of one does, and all wait."""
+    arrival_s = (np.arange(20)[:, None] * 60.0 + np.arange(200) * 0.005).ravel()
+    trace = Trace(arrival_s, np.full(4000, 1000, np.int32), np.full(4000, 200, np.int32))
+    plan = plan_trace(asked(trace), trace, [candidate()]).plan
+    means = plan.mean_based
+    assert means is not None and means.replayed and means.replicas < plan.answer.working
+    assert not means.predicted.meets(SLA)
+    assert "with the trace's arrivals" in (sizing_by_means(plan) or "")
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_answer_keeps_its_sla_at_the_trace_s_own_pace(number: int) -> None:
+    """Evenly spaced requests: with headroom, which is a faster trace, others share an iteration than without."""
+    rng = np.random.default_rng(number)
+    arrival_s = np.arange(600) / float(rng.uniform(200, 3000))
+    trace = Trace(arrival_s, np.full(600, 300, np.int32), np.full(600, 50, np.int32))
+    question = replace(asked(trace, headroom=0.2), sla=Sla(Limit("ttft", 95, 1.0), Limit("itl", 95, 0.012)))
+    found = plan_trace(question, trace, [candidate()])
+    assert found.replayed.meets
 
 
 def test_the_best_of_several_is_replayed() -> None:

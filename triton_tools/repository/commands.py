@@ -38,7 +38,7 @@ Example:
 """
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def repository() -> None:
     """Build, fill and check Triton model repositories in the TensorRT-LLM layout."""
 

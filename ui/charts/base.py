@@ -221,6 +221,7 @@ def planned_point(figure: Plot, x: float, y: float, text: str, position: str, in
         x=[x],
         y=[y],
         mode="markers+text",
+        cliponaxis=False,
         name="planned load",
         showlegend=False,
         text=[text],

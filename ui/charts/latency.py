@@ -29,6 +29,9 @@ from ui.charts.base import (
 )
 from ui.words import UNIT, limit_name, sentence_case
 
+NEAR_EDGE = 0.15
+"""Share of the axis within which a label does not fit to the left of its dot."""
+
 
 def latency_against_load(curve: LoadCurve, fleet: Fleet, limit: Limit, headroom: float, ink: Ink) -> Chart:
     """One limited latency against requests/s per replica: the limit, today's load, and the capacity with its headroom.
@@ -46,11 +49,13 @@ def latency_against_load(curve: LoadCurve, fleet: Fleet, limit: Limit, headroom:
     mark_limit(figure, allowed, limit, log, ink)
     line = {"color": ink.series[0], "width": 2.5}
     figure.add_scatter(x=rates, y=values, mode="lines", name=limit_name(limit), line=line)
-    position = "top left" if planned < 0.7 * allowed else "bottom right"
+    farthest = max([*rates, curve.capacity_per_s]) * 1.02
+    side = "right" if curve.planned_per_s < NEAR_EDGE * farthest else "left"
+    position = f"top {side}" if planned < 0.7 * allowed else "bottom right"
     planned_point(figure, curve.planned_per_s, planned, "planned", position, ink)
     hover = "%{x:.3g} requests/s per replica<br>%{y:.4g} " + unit + "<extra>%{fullData.name}</extra>"
     figure.update_traces(hovertemplate=hover)
-    figure.update_xaxes(range=[0, max([*rates, curve.capacity_per_s]) * 1.02])
+    figure.update_xaxes(range=[0, farthest])
     return Chart(figure, _load_in_words(curve, fleet, limit))
 
 

@@ -60,7 +60,10 @@ def page(scenario: Scenario) -> None:
             sessions.export_sessions(query, simulated)
         else:
             with export(query):
-                link_to_report()
+                if asked == "load":
+                    link_to_report("Report on how many GPUs")
+                else:
+                    link_to_report()
                 if asked == "gpus" and (plan := answers.outcome(scenario).plan):
                     deployment_files(plan)
 

@@ -235,10 +235,10 @@ def cards(plan: Plan, when: str = "at the planned load") -> None:
     """GPUs, requests/s of each, and what is predicted `when` for each limit."""
     fleet, price = plan.answer, plan.question.price_per_gpu_hour
     with rows_of_cards(2 + len(plan.question.sla.limits)):
-        cost = f", {significant(price * fleet.gpus)} per hour" if price is not None else ""
+        cost = f"{significant(price * fleet.gpus)} per hour. " if price is not None else ""
         energy = answer.energy_line(plan)
-        gpus_help = f"{GPUS_HELP} {energy}." if energy else GPUS_HELP
-        card("GPUs", f"{fleet.gpus:,}", f"{fleet.working} + {fleet.spare} replicas{cost}", gpus_help)
+        gpus_help = f"{cost}{GPUS_HELP} {energy}." if energy else f"{cost}{GPUS_HELP}"
+        card("GPUs", f"{fleet.gpus:,}", f"{fleet.working:,} + {fleet.spare:,} replicas", gpus_help)
         owned = significant(plan.question.workload.rate_per_s / fleet.gpus)
         each = f"{significant(fleet.requests_per_s_per_replica)} per replica"
         card("Requests/s per GPU", significant(fleet.requests_per_s_per_gpu), each, PER_GPU_HELP.format(owned))
@@ -275,7 +275,7 @@ def alternatives(plan: Plan, scenario: Scenario) -> None:
         selection_mode="single-row",
         column_config={
             "GPU": st.column_config.TextColumn(help="The first row is the answer."),
-            "GPUs": number(format="%d", help=GPUS_HELP),
+            "GPUs": number(format="localized", help=GPUS_HELP),
             "Requests/s per GPU": number(format="%.3g", help="Planned for a working replica, over its GPUs."),
             "Room to the SLA": number(format="%.0f %%", help="Unused part of the binding limit, at the planned load."),
             "90 % band (GPUs)": st.column_config.TextColumn(
@@ -372,11 +372,21 @@ def _relaxations(scenario: Scenario) -> None:
     for number, way in enumerate(ways.alone):
         _relaxation(way, number)
     if found := only_together(ways.alone, ways.together):
-        loosened = " and ".join(f"{limit_name(each)} {each.said(each.limit_s)}" for each in found.limits)
+        least, half = (
+            " and ".join(f"{limit_name(one)} {one.said(one.limit_s)}" for one in of)
+            for of in (found.limits, found.roomy)
+        )
+        more = f" With {half}, they carry half of what they can." if found.roomy != found.limits else ""
         with st.container(border=True):
-            st.markdown(f"**Together:** {loosened}, with {plain(found.candidate.label)}. No single limit is enough.")
+            st.markdown(
+                f"**Together:** {least}, with {plain(found.candidate.label)}. No single limit is enough. At these "
+                f"limits its replicas are nearly idle, so it takes very many of them.{more}"
+            )
             if all(each.metric != "goodput" for each in found.limits):
-                st.button("Use these limits", on_click=use_limits, args=(found.limits,))
+                with st.container(horizontal=True):
+                    if more:
+                        st.button("Use the looser limits", on_click=use_limits, args=(found.roomy,))
+                    st.button("Use the smallest limits", on_click=use_limits, args=(found.limits,))
     widen(scenario)
 
 
@@ -462,9 +472,9 @@ def export(query: Mapping[str, str], says: str = OPENS_THE_SAME) -> DeltaGenerat
         return st.container()
 
 
-def link_to_report() -> None:
+def link_to_report(label: str = "Report to share or print") -> None:
     """To the page that makes files of the answer to the form's question."""
-    st.page_link("ui/pages/report.py", label="Report to share or print", icon=":material/description:")
+    st.page_link("ui/pages/report.py", label=label, icon=":material/description:")
 
 
 def deployment_files(plan: Plan) -> None:
@@ -524,6 +534,7 @@ def goodput_rows(prices: Sequence[GoodputPrice]) -> list[dict[str, str]]:
             {
                 "Goodput": f"{price.percent:g} %",
                 "GPUs": "SLA fails" if fleet is None else f"{fleet.gpus:,}",
+                "90 % band (GPUs)": "" if fleet is None else gpus_band(fleet),
                 "More than the row above": more,
                 "Replicas": "" if fleet is None else f"{fleet.working:,} + {fleet.spare:,} spare",
                 "Requests/s per GPU": "" if fleet is None else significant(fleet.requests_per_s_per_gpu),

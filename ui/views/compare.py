@@ -21,7 +21,9 @@ from sizing.workload import Lengths, Limit
 from ui.answers import room_share
 from ui.charts.fleet import GIB
 from ui.link import PREFIX
+from ui.look import basis_line
 from ui.values import use_candidate
+from ui.views.answer import warnings
 from ui.visit import visit
 from ui.words import gpus_band, limit_name, plain, sentence_case
 
@@ -222,6 +224,9 @@ def draw_pools(found: Pools | Rejection | str, plan: Plan, lengths: Lengths) -> 
     st.markdown(f"**{plain(first)}.**" + "".join(f"\n- {plain(line)}." for line in rest))
     if isinstance(found, Rejection):
         return
+    for role, fleet in (("Prefill", found.prefill), ("Decode", found.decode)):
+        basis_line(fleet.basis, f"{role}: {fleet.candidate.source}")
+        warnings(fleet.basis, fleet.warnings)
     rows = {}
     prefill = found.prefill, plan.question.workload.prefix
     for role, (fleet, prefix) in (("Prefill", prefill), ("Decode", (found.decode, NO_PREFIX))):
@@ -249,7 +254,8 @@ def as_csv(plan: Plan, fleets: Mapping[str, Fleet]) -> str:
         | {"Engine": miss.engine, "Why": sentence_case(miss.why)}
         for miss in plan.rejected
     ]
-    return str(pd.DataFrame(rows).map(_harmless).to_csv(index=False))
+    table = pd.DataFrame(rows).map(_harmless)
+    return str(table.astype({"GPUs": "Int64"}).to_csv(index=False))
 
 
 def _column(limit: Limit) -> str:

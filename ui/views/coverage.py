@@ -160,7 +160,8 @@ def _next(scenario: Scenario, plan: Plan | None) -> None:
         st.markdown(plain(advice.text))
         return
     option = advice.option
-    level = f"{option.users} users, {option.lengths.isl:,g} in, {option.lengths.osl:,g} out"
+    users = f"{option.users} user{'s' if option.users > 1 else ''}"
+    level = f"{users}, {option.lengths.isl:,g} in, {option.lengths.osl:,g} out"
     st.markdown(f"**Measure {plain(level)}.** {plain(advice.text)}")
     st.button("Plan this run", icon=":material/add:", on_click=_plan, args=(option, deployment))
 

@@ -106,7 +106,7 @@ def _table(fleets: Sequence[Existing]) -> None:
             "GPU": st.column_config.TextColumn(help="The first row is the answer."),
             "Requests/s": number(format="%.3g", help="The load to plan for: SLA met, headroom and spares kept."),
             "Requests/s per GPU": number(format="%.3g", help="Over the GPUs that carry load."),
-            "GPUs left over": number(format="%d", help="GPUs too few to form another replica."),
+            "GPUs left over": number(format="localized", help="GPUs too few to form another replica."),
         },
         alt="Ways to run these GPUs, most requests/s first: "
         + "; ".join(f"{significant(f.rate_per_s)} requests/s as {f.candidate.label}" for f in fleets[:3]),

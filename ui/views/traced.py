@@ -283,7 +283,11 @@ def facts(trace: Trace, of: str = "") -> str:
     """What is replayed, in a line."""
     ends = f"{trace.clock(float(trace.arrival_s[0]))} to {trace.clock(float(trace.arrival_s[-1]))}"
     bursts = dispersion(trace)
-    varying = "" if math.isnan(bursts) else f" · requests per second vary {bursts:.2g} times as much as random arrivals"
+    varying = (
+        ""
+        if math.isnan(bursts)
+        else f" · requests per second vary {significant(bursts, 2)} times as much as random arrivals"
+    )
     return (
         f"{len(trace):,} requests{of} · {ends} · {significant(trace.rate_per_s)} requests/s on average, "
         f"{significant(busiest_rate_per_s(trace))} in the busiest hour · {significant(float(trace.isl.mean()))} input "

@@ -203,11 +203,11 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
             simulated = None if talks is None else simulates(question, *talks, reserved, found[1])
             special = replayed or simulated
             plan = special.plan if special else planner.plan(question, reserved, found[1])
-            if given["mix"]:
-                plan = as_available(plan, reserved, counts["available"])
             more = Extras(sessions=simulated)
             if simulated is None:
-                more = replace(extras(plan, given, counts, reserved), trace=replayed)
+                mix = mixed(plan, **counts) if given["mix"] else None
+                plan = as_available(plan, reserved, counts["available"])
+                more = replace(extras(plan, given, reserved), trace=replayed, mix=mix)
     except NoFeasiblePlan as error:
         load = talks[0] if talks else None
         rows = NO_WAYS  # a report's rows of limits do not tell first turns from later ones, nor classes
@@ -377,9 +377,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def extras(
-    plan: Plan, given: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], found: Sequence[Candidate]
-) -> Extras:
+def extras(plan: Plan, given: Mapping[str, Any], found: Sequence[Candidate]) -> Extras:
     """Everything that was asked for beside the count; `found`: the candidates of the plan."""
     question, fleet, pools = plan.question, plan.answer, None
     if given["disaggregated"]:
@@ -390,9 +388,8 @@ def extras(
         sensitivities(question, fleet),
         gpus_by_hour(question, fleet, daily_rates(given["daily"])) if given["daily"] is not None else None,
         tune(question, fleet.candidate) if given["tuned"] else None,
-        mixed(plan, **counts) if given["mix"] else None,
-        verification(plan),
-        pools,
+        verification=verification(plan),
+        pools=pools,
         goodput_prices=goodput_prices(question, fleet.candidate) if given["goodput_price"] else (),
     )
 

@@ -28,6 +28,7 @@ from sizing.analyses.next_level import (
     usable,
 )
 from sizing.errors import SizingError
+from sizing.numbers import minutes
 from sizing.points import Point
 from sizing.question import Question
 
@@ -144,15 +145,15 @@ class Adaptive:
         if isinstance(decision, Stop):
             return "; but ".join([f"{_STOPPED[decision.because]}: {now}", *_warnings(belief)])
         level = self._levels[decision.option].label
-        return f"{now}; next {level}, {_minutes(decision.seconds)}: {_purpose(decision, belief)}"
+        return f"{now}; next {level}, {minutes(decision.seconds)}: {_purpose(decision, belief)}"
 
     @property
     def before(self) -> str:
         """A line for the start: the budget, and the time of the whole grid."""
         grid_s = sum(map(self._guess_s, self._levels.values()))
         return (
-            f"at most {_minutes(self._budget_s)} for the levels that the answer needs; all {len(self._levels)} would "
-            f"take {_minutes(grid_s)}"
+            f"at most {minutes(self._budget_s)} for the levels that the answer needs; all {len(self._levels)} would "
+            f"take {minutes(grid_s)}"
         )
 
     @property
@@ -203,7 +204,3 @@ def _purpose(choice: LevelChoice, belief: Belief | None) -> str:
     if belief is not None:
         return "one level only scales an estimate, and a second shows how times change with the load"
     return "two levels are needed for a first law"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

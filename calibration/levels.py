@@ -15,7 +15,7 @@ from calibration.plan import Level, SweepPlan
 from calibration.records import MOST_REQUESTS
 from calibration.target import Target
 from sizing.errors import ScenarioError
-from sizing.numbers import significant
+from sizing.numbers import minutes, significant
 from sizing.points import Deployment, Point
 from sizing.question import Question
 from sizing.workload import METRICS, Arrivals, Lengths, Seconds
@@ -378,8 +378,3 @@ def adaptive_of(
         limit_s=max((limit_s or math.inf for limit_s in longest), default=math.inf),
         band=plan.adaptive.band,
     )
-
-
-def minutes(seconds: float) -> str:
-    """For people: ``45 s``, ``3.2 minutes``."""
-    return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.1f} minutes"

@@ -24,7 +24,7 @@ from calibration import run as sweep
 from calibration.adapt import Adaptive, Best
 from calibration.commands import heed_signals
 from calibration.errors import CalibrationError, Cancelled, PlanError, StoreError, Undecided
-from calibration.levels import adaptive_of, is_at, minutes, untried
+from calibration.levels import adaptive_of, is_at, untried
 from calibration.plan import (
     ASKED,
     MOST_USERS,
@@ -53,7 +53,7 @@ from sizing.cli.plan import report_json, show
 from sizing.cli.shapes import extras_json
 from sizing.errors import SizingError, first_fault
 from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
-from sizing.numbers import percent
+from sizing.numbers import minutes, percent
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Deployment, Point
 from sizing.question import Question

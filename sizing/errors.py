@@ -80,7 +80,8 @@ def first_fault(error: ValidationError, whole: str = "the whole") -> Fault:
     """
     found = error.errors(include_url=False, include_context=False)
     fault = min(found, key=lambda each: each["type"] not in (*_UNKNOWN, "value_error"))
-    key = one_line(".".join(map(str, fault["loc"])), LONGEST_KEY) or whole
+    named = (str(part) for part in fault["loc"] if "[" not in str(part))  # and not the kind of value tried there
+    key = one_line(".".join(named), LONGEST_KEY) or whole
     if fault["type"] in _UNKNOWN:
         return Fault(key, "unknown key")
     if fault["type"] == "missing":

@@ -47,6 +47,15 @@ def percent(share: float, decimals: int = 0, *, sign: bool = False) -> str:
     return f"{100 * share:{'+' if sign else ''}.{decimals}f} %"
 
 
+def minutes(seconds: float) -> str:
+    """How long something takes.
+
+    >>> minutes(45.2), minutes(192)
+    ('45 s', '3.2 minutes')
+    """
+    return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.1f} minutes"
+
+
 def gpus(count: int) -> str:
     """A count in words.
 

@@ -31,7 +31,7 @@ from sizing.plans import Candidate, NoFeasiblePlan
 from sizing.points import Point
 from sizing.question import Question
 from sizing.queueing import predict
-from sizing.simulator import simulate, stable_rate_per_s
+from sizing.simulator import simulate, simulated_stable_rate_per_s
 from sizing.simulator.fleet import run_stream
 from sizing.simulator.recorded import replay
 from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
@@ -96,7 +96,7 @@ def figures() -> Iterator[Figure]:
 def replay_per_s(requests: int = 2_000_000) -> float:
     """Requests/s of a replayed trace: 16 replicas, random routing, lengths and rate of every hour its own."""
     rng = np.random.default_rng(0)
-    rate_per_s = 16 * LOAD * stable_rate_per_s(SERVER, SHORT)
+    rate_per_s = 16 * LOAD * simulated_stable_rate_per_s(SERVER, SHORT)
     gaps_s = rng.exponential(1 / rate_per_s, requests) * (1.2 + np.sin(np.linspace(0, 40 * np.pi, requests)))
     isl, osl = SHORT.sample(requests, rng)
     trace = Trace(np.cumsum(gaps_s), isl.astype(np.int32), osl.astype(np.int32))
@@ -119,7 +119,7 @@ def fits() -> Iterator[Figure]:
 
 def offer(lengths: Lengths, share: float, rng: np.random.Generator) -> Point:
     """A level of Poisson arrivals at a share of the load that can be carried, each figure off by 2 % of its own."""
-    workload = Workload(lengths, share * stable_rate_per_s(SERVER, lengths))
+    workload = Workload(lengths, share * simulated_stable_rate_per_s(SERVER, lengths))
     run = simulate(SERVER, workload, requests=1000, seed=int(rng.integers(10**6)))
     luck = np.exp(0.02 * rng.standard_normal(5))
     return Point(
@@ -179,7 +179,7 @@ def simulators() -> Iterator[Figure]:
 def stream(requests: int) -> tuple[Any, Any, Any]:
     """Arrivals, ISL and OSL of requests at 80 % of what the server carries."""
     rng = np.random.default_rng(0)
-    gaps_s = rng.exponential(1 / (LOAD * stable_rate_per_s(SERVER, SHORT)), requests)
+    gaps_s = rng.exponential(1 / (LOAD * simulated_stable_rate_per_s(SERVER, SHORT)), requests)
     return (np.cumsum(gaps_s), *SHORT.sample(requests, rng))
 
 

@@ -51,6 +51,8 @@ class Share:
     priority: int = 0
 
     def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ScenarioError("a workload needs a name")
         check_load(self.workload, self.sla)
         Stream(self.workload, self.priority)  # checks the priority
 

@@ -299,9 +299,10 @@ def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]
     say = partial(out.print, soft_wrap=True)
     workloads = f"{len(fleet.served)} workload{'s' if len(fleet.served) > 1 else ''}"
     say(f"[bold]You need {fleet.gpus} × {escape(fleet.candidate.gpu)} for {workloads}[/bold]")
+    apart = f"; fleets of their own would need {fleet.apart} working" if len(fleet.served) > 1 else ""
     say(
-        f"{fleet.working} working and {fleet.spare} spare replicas of {escape(fleet.candidate.label)}; fleets of their "
-        f"own would need {fleet.apart} working replicas. Tightest: {escape(fleet.tightest.share.name)}."
+        f"{fleet.working} working and {fleet.spare} spare replicas of {escape(fleet.candidate.label)}{apart}. "
+        f"Tightest: {escape(fleet.tightest.share.name)}."
     )
     say(
         f"{significant(fleet.requests_per_s_per_gpu)} requests/s per working GPU, {percent(fleet.utilization)} of the "

@@ -12,7 +12,7 @@ from sizing.simulator.closed import (
     closed_loop,
     measure_closed,
     simulate_closed,
-    stable_rate_per_s,
+    simulated_stable_rate_per_s,
 )
 from sizing.simulator.fleet import Failure
 from sizing.simulator.result import Simulated, TimeSeries, Watch, Watched
@@ -43,5 +43,5 @@ __all__ = [
     "simulate_streams",
     "simulate_trace",
     "simulated_replicas",
-    "stable_rate_per_s",
+    "simulated_stable_rate_per_s",
 ]

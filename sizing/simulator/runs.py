@@ -17,7 +17,7 @@ import numpy as np
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.prediction import Caution
-from sizing.simulator.closed import backlog_rate_per_s, fleet_utilization, stable_rate_per_s
+from sizing.simulator.closed import backlog_rate_per_s, fleet_utilization, simulated_stable_rate_per_s
 from sizing.simulator.fleet import UNWATCHED, Failure, serve
 from sizing.simulator.result import Simulated, Watch, open_loop
 from sizing.simulator.sampling import (
@@ -75,7 +75,9 @@ def simulate(
         run = sample_requests(replica, workload, requests, rng, replicas=replicas, routing=routing)
     shared = shared_prefixes(workload)
     seen = serve([replica] * together, run, routing, rng, watch=watch, warmup=warmup, prefixes=shared)
-    utilization = workload.rate_per_s / replicas / stable_rate_per_s(replica, workload.lengths, workload.prefix)
+    utilization = (
+        workload.rate_per_s / replicas / simulated_stable_rate_per_s(replica, workload.lengths, workload.prefix)
+    )
     result = open_loop(run, utilization, warmup=warmup)
     result = replace(result, watched=seen)
     return whole_fleet(result, replicas / together, herding(routing, together, workload.lengths.fixed))
@@ -118,7 +120,7 @@ def simulate_fleet(
     run = sample_requests(tightest, workload, requests, rng)
     queued, shared = [member.with_queue(workload.queue_limit) for member in replicas], shared_prefixes(workload)
     seen = serve(queued, run, routing, rng, failures, watch, warmup=warmup, prefixes=shared)
-    stable_per_s = [stable_rate_per_s(member, workload.lengths, workload.prefix) for member in replicas]
+    stable_per_s = [simulated_stable_rate_per_s(member, workload.lengths, workload.prefix) for member in replicas]
     utilization = fleet_utilization(workload.rate_per_s, stable_per_s, routing)
     result = open_loop(run, utilization, warmup=warmup)
     return replace(result, warnings=herding(routing, len(replicas), workload.lengths.fixed), watched=seen)

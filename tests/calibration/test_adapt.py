@@ -166,8 +166,8 @@ def test_void_levels_cost_time_and_are_left() -> None:
 
 def test_what_the_terminal_is_told() -> None:
     adaptive = sweep(1200.0)
-    assert "at most 20.0 min" in adaptive.before
-    assert "all 16 would take 16.0 min" in adaptive.before
+    assert "at most 20.0 minutes" in adaptive.before
+    assert "all 16 would take 16.0 minutes" in adaptive.before
     adaptive.next([])
     assert "no GPU count yet; next ISL 1000, OSL 250, concurrency 1" in adaptive.why
     assert adaptive.expected_s == 60.0

@@ -54,8 +54,10 @@ def test_an_archive_is_whole_although_the_next_one_was_cut(tmp_path: Path) -> No
 def test_the_app_gets_neither_the_ensemble_nor_repeats(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "a", tmp_path / "out", None)
     kept.learn("is_small", True)
-    for label in ("s in_flight tensorrt_llm", "s in_flight tensorrt_llm again", "s in_flight ensemble"):
-        measured(kept, label, 4)
+    for users, label in enumerate(
+        ("s in_flight tensorrt_llm", "s in_flight tensorrt_llm again", "s in_flight ensemble")
+    ):
+        measured(kept, label, 1 + users)
     bring(kept.work, "here", tmp_path / "data")
     assert len(read_points(tmp_path / "data" / "curves" / "here.csv")) == 1
     assert len(read_points(tmp_path / "data" / "gpu" / "here" / "points.csv")) == 3

@@ -31,7 +31,7 @@ from sizing.fitting.levels import point_runs
 from sizing.plans import Candidate
 from sizing.points import Point, Protocol, read_points
 from sizing.question import Setting
-from sizing.simulator import Watch, simulate_trace, stable_rate_per_s
+from sizing.simulator import Watch, simulate_trace, simulated_stable_rate_per_s
 from sizing.simulator.replay import Replay
 from sizing.workload import OF_REQUESTS, Arrivals, Lengths, Limit, Sla, Workload, metric_name
 from validation import measure_servers
@@ -140,7 +140,9 @@ CANDIDATE = Candidate("m", "g", Layout(), "bf16", SERVER, "fitted", "", 0.05)
 
 
 def test_what_is_not_known_of_a_limit_widens_the_band_of_the_rate() -> None:
-    workload = Workload(Lengths(1500, 100, 0.5, 0.5), 0.6 * stable_rate_per_s(SERVER, Lengths(1500, 100, 0.5, 0.5)))
+    workload = Workload(
+        Lengths(1500, 100, 0.5, 0.5), 0.6 * simulated_stable_rate_per_s(SERVER, Lengths(1500, 100, 0.5, 0.5))
+    )
     limit_s = run_at(SERVER, Setting(workload, UNLIMITED, "random", 1), workload.rate_per_s, 20_000).ttft_s
     told = CANDIDATE, workload, "ttft", float(np.percentile(limit_s, 95)), 0.0
     sure, unsure = capacity(*told, math.nan), capacity(*told, 0.1)
@@ -149,7 +151,7 @@ def test_what_is_not_known_of_a_limit_widens_the_band_of_the_rate() -> None:
 
 def test_a_rate_that_the_law_cannot_carry_is_asked_about_with_the_limit_as_measured() -> None:
     lengths = Lengths(1500, 100, 0.5, 0.5)
-    beyond = Workload(lengths, 1.2 * stable_rate_per_s(SERVER, lengths))
+    beyond = Workload(lengths, 1.2 * simulated_stable_rate_per_s(SERVER, lengths))
     found = capacity(CANDIDATE, beyond, "ttft", 2.0, 0.0, math.nan)
     assert 0.6 < found.planned < 1 / 1.2, "less than the stable rate, and most of it: two seconds are many prompts"
     assert capacity(CANDIDATE, beyond, "ttft", 0.001, 0.0, math.nan).planned == 0

@@ -18,8 +18,7 @@ from sizing.errors import ScenarioError
 from sizing.fitting import fit
 from sizing.points import read_points, write_points
 from sizing.queueing import predict, stable_rate_per_s
-from sizing.simulator import simulate, simulate_closed, simulate_trace
-from sizing.simulator import stable_rate_per_s as simulated_rate_per_s
+from sizing.simulator import simulate, simulate_closed, simulate_trace, simulated_stable_rate_per_s
 from sizing.workload import Lengths, Workload
 from tests.sizing.simulated_levels import LAW as GPU
 from tests.sizing.simulated_levels import simulated_point
@@ -153,7 +152,7 @@ def test_whole_prompts_that_never_fill_the_share_wait_in_vain(
     then hardly above the simulation's, and up to 30 % below."""
     lengths = Lengths(1000, 300, isl_cv, 0.5)
     engine = waiting(steps, GPU, policy="whole_prompt", token_budget=budget, batch_wait_ratio=ratio)
-    found = stable_rate_per_s(engine, lengths) / simulated_rate_per_s(engine, lengths)
+    found = stable_rate_per_s(engine, lengths) / simulated_stable_rate_per_s(engine, lengths)
     assert 0.7 < found < 1.06
     chunked = replace(engine, batching=replace(engine.batching, policy="chunked"))
     assert stable_rate_per_s(engine, lengths) < stable_rate_per_s(chunked, lengths)

@@ -38,7 +38,7 @@ def points(draw: st.DrawFn) -> Point:
     )
 
 
-@given(given_points=st.lists(points(), min_size=1, max_size=5))
+@given(given_points=st.lists(points(), min_size=1, max_size=5, unique=True))
 def test_a_table_reads_back_what_was_written(
     given_points: list[Point], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -139,7 +139,8 @@ def test_an_unknown_column_gets_the_nearest(tmp_path: Path) -> None:
 
 def test_a_table_of_too_many_points_is_not_read_to_its_end(tmp_path: Path) -> None:
     """The row after the last that is taken holds no point, and nobody looks at it."""
-    path = write(tmp_path, f"{HEADER}\n{ROW}\n{ROW}\n{ROW}\nno point\n")
+    rows = "\n".join(ROW.replace(",4,", f",{users},") for users in (4, 8, 16))
+    path = write(tmp_path, f"{HEADER}\n{rows}\nno point\n")
     with pytest.raises(PointsError, match="more than 2 points: split it"):
         read_points(path, most=2)
 

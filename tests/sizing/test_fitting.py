@@ -15,7 +15,7 @@ from sizing.errors import FitError
 from sizing.fitting import Fit, fit
 from sizing.points import Point
 from sizing.prediction import Caution
-from sizing.simulator import simulate_closed, stable_rate_per_s
+from sizing.simulator import simulate_closed, simulated_stable_rate_per_s
 from sizing.workload import Lengths
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
@@ -150,7 +150,9 @@ def test_points_that_say_static_tell_whether_prompts_are_padded(padded: bool) ->
     assert found.batching == replica.batching
     # And so V1's points tell what the same engine carries with in-flight batching; a batch padded to its longest prompt
     # tells the time of a token less well, as the longest differs from draw to draw.
-    carried = [stable_rate_per_s(Replica(law, Batching(max_batch_size=32)), varied) for law in (found.law, GPU)]
+    carried = [
+        simulated_stable_rate_per_s(Replica(law, Batching(max_batch_size=32)), varied) for law in (found.law, GPU)
+    ]
     assert carried[0] == pytest.approx(carried[1], rel=0.1 if padded else 0.08)
 
 

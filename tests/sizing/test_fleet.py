@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sizing.engine import KV_POLICIES, Batching, KvPolicy, Replica, Speculation, StepLaw
 from sizing.errors import ScenarioError
-from sizing.simulator import Failure, simulate, simulate_fleet, simulate_trace, stable_rate_per_s
+from sizing.simulator import Failure, simulate, simulate_fleet, simulate_trace, simulated_stable_rate_per_s
 from sizing.simulator.closed import fleet_utilization
 from sizing.simulator.fleet import serve
 from sizing.simulator.state import CANCELLED, SERVED, TIMED_OUT, requests_of
@@ -284,7 +284,7 @@ def test_power_of_two_is_the_supermarket_model(load: float) -> None:
 
 
 def test_knowing_more_helps_and_two_choices_are_nearly_all() -> None:
-    rate = 8 * 0.85 * stable_rate_per_s(Replica(GPU, Batching(max_batch_size=32)), VARIED)
+    rate = 8 * 0.85 * simulated_stable_rate_per_s(Replica(GPU, Batching(max_batch_size=32)), VARIED)
     p95_s = []
     for routing in ("random", "power_of_two", "least_outstanding"):
         replica = Replica(GPU, Batching(max_batch_size=32))
@@ -296,7 +296,7 @@ def test_knowing_more_helps_and_two_choices_are_nearly_all() -> None:
 
 def test_thirty_two_replicas_stand_for_a_hundred() -> None:
     replica = Replica(GPU, Batching(max_batch_size=32))
-    load = Workload(VARIED, 100 * 0.8 * stable_rate_per_s(replica, VARIED))
+    load = Workload(VARIED, 100 * 0.8 * simulated_stable_rate_per_s(replica, VARIED))
     small = simulate(replica, load, replicas=100, routing="power_of_two", requests=60_000)
     whole = simulate_fleet([replica] * 100, load, routing="power_of_two", requests=150_000)
     assert np.percentile(small.ttft_s, 95) == pytest.approx(np.percentile(whole.ttft_s, 95), rel=0.05)
@@ -307,7 +307,7 @@ def test_a_slow_replica_drowns_unless_the_router_counts() -> None:
     """One of three at a third of the speed, at 60 % of what the fleet could carry if the load were spread by speed."""
     replica = Replica(GPU, Batching(max_batch_size=32))
     fleet = [replica, replica, Replica(GPU.scaled(3.0), replica.batching)]
-    load = Workload(VARIED, 0.6 * (2 + 1 / 3) * stable_rate_per_s(replica, VARIED))
+    load = Workload(VARIED, 0.6 * (2 + 1 / 3) * simulated_stable_rate_per_s(replica, VARIED))
     blind = simulate_fleet(fleet, load, routing="random", requests=12_000)
     counting = simulate_fleet(fleet, load, routing="least_outstanding", requests=12_000)
     assert blind.saturated and not counting.saturated

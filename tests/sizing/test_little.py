@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sizing.engine import POLICIES, Batching, Policy, Replica, Roughness, Speculation, StepLaw
-from sizing.simulator import Simulated, Watch, simulate, stable_rate_per_s
+from sizing.simulator import Simulated, Watch, simulate, simulated_stable_rate_per_s
 from sizing.simulator.state import CANCELLED, SERVED, TIMED_OUT
 from sizing.workload import ROUTINGS, Arrivals, Lengths, Prefix, Routing, Workload
 
@@ -72,7 +72,7 @@ def check(
 
 def at(share: float, replica: Replica = REPLICA, replicas: int = 1, **values: Any) -> Workload:
     """A load of this share of the stable rate."""
-    stable = stable_rate_per_s(replica, LENGTHS, values.get("prefix", Prefix()))
+    stable = simulated_stable_rate_per_s(replica, LENGTHS, values.get("prefix", Prefix()))
     return Workload(LENGTHS, share * stable * replicas, **values)
 
 

@@ -19,8 +19,7 @@ from sizing.queueing.percentiles import steady_state
 from sizing.queueing.points import gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import Fluctuation, SlowChain, state_probabilities, waiting_chance
 from sizing.queueing.stream import ArrivalStream
-from sizing.simulator import simulate
-from sizing.simulator import stable_rate_per_s as simulated_stable_rate_per_s
+from sizing.simulator import simulate, simulated_stable_rate_per_s
 from sizing.workload import OF_REQUESTS, Arrivals, Lengths, Prefix, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, 1.3e-9, 0.5e-3, 4e-3)

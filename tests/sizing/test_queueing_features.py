@@ -17,7 +17,7 @@ from sizing.queueing.percentiles import disagreement
 from sizing.queueing.slow_chain import Fluctuation, state_probabilities, waiting_chance
 from sizing.queueing.stream import Groups, renewals, stream_of
 from sizing.simulator import simulate
-from sizing.simulator.closed import stable_rate_per_s as simulated_stable_rate_per_s
+from sizing.simulator.closed import simulated_stable_rate_per_s
 from sizing.text import caution
 from sizing.workload import ROUTINGS, Arrivals, Lengths, Prefix, Routing, Workload
 

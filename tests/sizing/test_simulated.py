@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.prediction import Caution
-from sizing.simulator import Simulated, Stream, simulate, simulate_streams, simulate_trace, stable_rate_per_s
+from sizing.simulator import Simulated, Stream, simulate, simulate_streams, simulate_trace, simulated_stable_rate_per_s
 from sizing.simulator.result import open_loop, queue_grows
 from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, requests_of
 from sizing.stats import quantile_interval, share_error
@@ -150,7 +150,7 @@ def test_intervals_of_a_queue_hold_nine_times_in_ten(percentile: int) -> None:
 @pytest.mark.parametrize(("metric", "percentile"), [("ttft", 95), ("itl", 90)])
 def test_intervals_of_an_engine_hold_nine_times_in_ten(metric: Any, percentile: int) -> None:
     """The truth: a run fifty times as long."""
-    load = Workload(VARIED, 0.7 * stable_rate_per_s(REPLICA, VARIED))
+    load = Workload(VARIED, 0.7 * simulated_stable_rate_per_s(REPLICA, VARIED))
     truth = float(np.percentile(simulate(REPLICA, load, requests=400_000, seed=999).of(metric), percentile))
     ends = np.array([simulate(REPLICA, load, requests=8000, seed=s).interval(metric, percentile) for s in range(100)])
     covered = np.mean((ends[:, 0] <= truth) & (truth <= ends[:, 1]))
@@ -189,7 +189,7 @@ def test_an_interval_needs_some_requests() -> None:
 
 def test_streams_of_one_kind_are_one_workload() -> None:
     """Poisson streams of 1, 2 and 3 requests/s of the same lengths are one of 6; each sees what it sees."""
-    rate = 0.7 * stable_rate_per_s(REPLICA, VARIED)
+    rate = 0.7 * simulated_stable_rate_per_s(REPLICA, VARIED)
     parts = [Stream(Workload(VARIED, share * rate)) for share in (1 / 6, 2 / 6, 3 / 6)]
     several = simulate_streams(REPLICA, parts, requests=120_000)
     whole = simulate(REPLICA, Workload(VARIED, rate), requests=120_000)
@@ -243,7 +243,7 @@ def test_all_streams_faster_share_their_random_numbers(routing: Any) -> None:
 
 def test_priority_decides_who_waits() -> None:
     """More than the fleet can carry, in two priorities: the first is steady, the second is not."""
-    stable = stable_rate_per_s(REPLICA, VARIED)
+    stable = simulated_stable_rate_per_s(REPLICA, VARIED)
     streams = [Stream(Workload(VARIED, 0.7 * stable), priority=1), Stream(Workload(VARIED, 0.5 * stable))]
     behind, ahead = simulate_streams(REPLICA, streams, requests=20_000)
     assert behind.saturated and not ahead.saturated

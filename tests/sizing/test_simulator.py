@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sizing import compiled, engine
 from sizing.engine import POLICIES, Batching, Policy, Replica, StepLaw
 from sizing.errors import ScenarioError
-from sizing.simulator import closed_loop, simulate, simulate_closed, simulate_trace, stable_rate_per_s, state
+from sizing.simulator import closed_loop, simulate, simulate_closed, simulate_trace, simulated_stable_rate_per_s, state
 from sizing.simulator.sampling import drawn_lengths
 from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
 from tests.sizing.reference_simulator import serve_users_slowly
@@ -83,7 +83,7 @@ def test_slots_and_kv_cache_are_never_overbooked(policy: Policy) -> None:
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_littles_law(policy: Policy, share: float) -> None:
     replica = Replica(GPU, Batching(policy, max_batch_size=64))
-    rate = share * stable_rate_per_s(replica, VARIED)
+    rate = share * simulated_stable_rate_per_s(replica, VARIED)
     run = simulate(replica, Workload(VARIED, rate), requests=30_000)
     assert run.mean_in_flight == pytest.approx(run.requests_per_s * run.e2e_s.mean(), rel=0.03)
     assert run.requests_per_s == pytest.approx(rate, rel=0.03)
@@ -109,7 +109,7 @@ def test_an_engine_twice_as_slow_at_half_the_rate_takes_twice_the_time(policy: P
 @pytest.mark.parametrize("policy", IN_FLIGHT)
 def test_more_load_never_helps(policy: Policy) -> None:
     replica = Replica(GPU, Batching(policy, max_batch_size=64))
-    stable = stable_rate_per_s(replica, VARIED)
+    stable = simulated_stable_rate_per_s(replica, VARIED)
     p95_s = [
         np.percentile(simulate(replica, Workload(VARIED, share * stable), requests=20_000).e2e_s, 95)
         for share in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9)
@@ -118,20 +118,24 @@ def test_more_load_never_helps(policy: Policy) -> None:
 
 
 def test_static_batching_waits_for_the_longest() -> None:
-    in_flight, static = (stable_rate_per_s(Replica(GPU, Batching(rule)), VARIED) for rule in ("chunked", "static"))
+    in_flight, static = (
+        simulated_stable_rate_per_s(Replica(GPU, Batching(rule)), VARIED) for rule in ("chunked", "static")
+    )
     assert static < in_flight / 2
 
 
 def test_static_batching_loses_little_with_equal_outputs() -> None:
     same = Lengths(isl=100, osl=200)
-    in_flight, static = (stable_rate_per_s(Replica(GPU, Batching(rule)), same) for rule in ("chunked", "static"))
+    in_flight, static = (
+        simulated_stable_rate_per_s(Replica(GPU, Batching(rule)), same) for rule in ("chunked", "static")
+    )
     assert 0.75 * in_flight < static < 1.05 * in_flight
 
 
 @pytest.mark.parametrize(("share", "saturated"), [(0.6, False), (0.9, False), (1.05, True), (2.0, True)])
 def test_saturation_is_said(share: float, saturated: bool) -> None:
     replica = Replica(GPU, Batching(max_batch_size=64))
-    load = Workload(VARIED, share * stable_rate_per_s(replica, VARIED))
+    load = Workload(VARIED, share * simulated_stable_rate_per_s(replica, VARIED))
     run = simulate(replica, load, requests=30_000)
     assert run.saturated is saturated
     assert run.prediction().saturated is saturated
@@ -142,7 +146,7 @@ def test_a_trace_that_outruns_the_engine_is_saturated_and_a_calm_one_is_not() ->
     rng = np.random.default_rng(1)
     isl, osl = VARIED.sample(6000, rng)
     replica = Replica(GPU, Batching(max_batch_size=16))
-    stable = stable_rate_per_s(replica, VARIED)
+    stable = simulated_stable_rate_per_s(replica, VARIED)
     gaps_s = rng.exponential(1, 6000)
     assert simulate_trace(replica, np.cumsum(gaps_s / (1.3 * stable)), isl, osl).saturated
     assert not simulate_trace(replica, np.cumsum(gaps_s / (0.7 * stable)), isl, osl).saturated
@@ -169,7 +173,7 @@ def pooled(replica: Replica, arrival_s: Any, isl: Any, osl: Any, where: Any, fle
 def test_one_replica_stands_for_the_fleet(routing: Routing, arrivals: str) -> None:
     """Against four replicas simulated one by one on the stream split by hand: p95 of 100,000 requests within 5 %."""
     replica, law, n = Replica(GPU, Batching(max_batch_size=64)), Arrivals.parse(arrivals), 100_000
-    rate = 4 * 0.7 * stable_rate_per_s(replica, VARIED)
+    rate = 4 * 0.7 * simulated_stable_rate_per_s(replica, VARIED)
     rng = np.random.default_rng(8)
     isl, osl = VARIED.sample(n, rng)
     arrival_s = np.cumsum(law.gaps(n, rate, rng))

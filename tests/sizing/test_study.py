@@ -349,7 +349,7 @@ def test_a_table_cut_anywhere_ends_as_it_would_have(folder: Path, places: list[i
         ("base: {model: synthetic}\naxes: {}", "axes"),
         ("base: {}\naxes: {rate: [1]}", "scenario 1, model: is missing"),
         (STUDY.replace("[5, 200]", "{low: 1, high: 9}"), "is a range"),
-        (STUDY.replace("[5, 200]", "{low: 10, high: 9}"), "below low"),
+        (STUDY.replace("[5, 200]", "{low: 10, high: 9}"), r"axes\.rate: high \(9\) is below low"),
         (STUDY.replace("[5, 200]", "[5, -200]"), "scenario 3: rate"),
         (STUDY.replace("isl:", "islands:"), "islands"),
         (STUDY.replace("p95:1ms", "1ms"), "percentile:time"),

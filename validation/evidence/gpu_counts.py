@@ -20,7 +20,7 @@ from sizing.engine import FREE, Batching, Policy, Replica
 from sizing.numbers import percent
 from sizing.plans import Candidate, NoFeasiblePlan
 from sizing.question import Question
-from sizing.simulator import simulate, stable_rate_per_s
+from sizing.simulator import simulate, simulated_stable_rate_per_s
 from sizing.workload import PERCENTILES, ROUTINGS, Arrivals, Lengths, Limit, Sla, Workload
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.server import whole_number
@@ -74,7 +74,7 @@ def answer(case: Case, seed: SeedSequence) -> Answer:
         planned = planner.plan(question, [candidate]).answer.working
     except NoFeasiblePlan:
         planned = None
-    busy = question.workload.rate_per_s / stable_rate_per_s(replica, question.workload.lengths)
+    busy = question.workload.rate_per_s / simulated_stable_rate_per_s(replica, question.workload.lengths)
     most = 2 * (planned or 0) + 4 * math.ceil(busy) + 60
     number, requests = whole_number(of_truth), case.requests * (HERDING if herds(question) else 1)
 
@@ -109,7 +109,7 @@ def scenario(rng: Generator) -> tuple[Question, Replica]:
         Limit("ttft", percentile, law.prefill_alone_s(lengths.isl * (1 + 2 * spread[0])) * between(rng, 3, 30)),
         Limit("itl", percentile, law.decode_s(1, lengths.isl + lengths.osl / 2) * between(rng, 1.3, 4)),
     )
-    rate_per_s = between(rng, 1, 60) * stable_rate_per_s(replica, lengths) * 0.7
+    rate_per_s = between(rng, 1, 60) * simulated_stable_rate_per_s(replica, lengths) * 0.7
     workload = Workload(lengths, rate_per_s, ARRIVALS[rng.integers(len(ARRIVALS))])
     routing = ROUTINGS[rng.integers(len(ROUTINGS))]
     return Question("synthetic", workload, sla, routing, headroom=0.0, spare=0), replica

@@ -23,7 +23,7 @@ from sizing.errors import RequestTooLong
 from sizing.explain import most_per_s
 from sizing.fitting import fit
 from sizing.question import Setting
-from sizing.simulator import stable_rate_per_s
+from sizing.simulator import simulated_stable_rate_per_s
 from sizing.workload import Lengths, Limit, Sla, Workload
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.server import (
@@ -102,7 +102,7 @@ def _cases(servers: Sequence[Replica], requests: int) -> Iterator[Case]:
 def answer(case: Case, seed: SeedSequence) -> list[Answer]:
     """For every SLA: calibrate, fit, and ask."""
     of_truth, *calibrations = seed.spawn(1 + len(case.slas))
-    stable_per_s = stable_rate_per_s(case.server, case.lengths)
+    stable_per_s = simulated_stable_rate_per_s(case.server, case.lengths)
     answers = []
     for sla, of_calibration in zip(case.slas, calibrations, strict=True):
         setting = Setting(Workload(case.lengths, 1.0), sla, "random")

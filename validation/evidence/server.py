@@ -12,7 +12,7 @@ from sizing.edge import BY_FORMULA, SlaMissed
 from sizing.engine import Batching, Replica, Roughness, StepLaw
 from sizing.points import Point
 from sizing.question import Setting
-from sizing.simulator import simulate, simulate_closed, stable_rate_per_s
+from sizing.simulator import simulate, simulate_closed, simulated_stable_rate_per_s
 from sizing.workload import Lengths
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, attention_s=1.3e-9, request_s=4e-3)
@@ -95,7 +95,7 @@ def true_rate_per_s(server: Replica, setting: Setting, requests: int, seed: int)
 
     Within about 0.4 % of the search and, at 400,000 requests, 0.4-0.8 % of luck (standard error).
     """
-    stable_per_s = stable_rate_per_s(server, setting.workload.lengths)
+    stable_per_s = simulated_stable_rate_per_s(server, setting.workload.lengths)
     try:
         guess_per_s = BY_FORMULA.capacity_per_s(server, setting)
     except SlaMissed:

@@ -22,8 +22,7 @@ from sizing.engine import Batching, Replica, StepLaw
 from sizing.numbers import Floats
 from sizing.prediction import Prediction
 from sizing.queueing import predict
-from sizing.simulator import simulate
-from sizing.simulator import stable_rate_per_s as simulated_rate_per_s
+from sizing.simulator import simulate, simulated_stable_rate_per_s
 from sizing.workload import ROUTINGS, Arrivals, Lengths, Limit, Prefix, Routing, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, 1.3e-9)
@@ -54,7 +53,7 @@ Solver = Callable[[float], Prediction]
 POISSON, NO_PREFIX = Arrivals(), Prefix()
 
 
-simulated_stable_per_s = cache(simulated_rate_per_s)
+simulated_stable_per_s = cache(simulated_stable_rate_per_s)
 
 
 @dataclass(frozen=True, slots=True)

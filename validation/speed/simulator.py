@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 
 from sizing.engine import POLICIES, Batching, Replica, StepLaw
-from sizing.simulator import simulate, stable_rate_per_s
+from sizing.simulator import simulate, simulated_stable_rate_per_s
 from sizing.simulator.fleet import run_stream
 from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from sizing.workload import ROUTINGS, Lengths, Workload
@@ -50,13 +50,13 @@ def main() -> None:
         replica = Replica(LAW, Batching(policy, kv_tokens=400_000))
         for lengths in MIXES:
             for share in (0.3, 0.8):
-                load = Workload(lengths, share * stable_rate_per_s(replica, lengths))
+                load = Workload(lengths, share * simulated_stable_rate_per_s(replica, lengths))
                 events, whole = events_s(replica, load), best_s(lambda: simulate(replica, load))  # noqa: B023
                 mix = f"{lengths.isl:g}/{lengths.osl:g}"
                 speed = REQUESTS / events / 1e6
                 print(f"{policy:14} {mix:>11} {share:6.1f} {events * 1e3:11.1f} {speed:14.2f} {whole * 1e3:15.1f}")
     replica, lengths = Replica(LAW), MIXES[1]
-    load = Workload(lengths, 64 * 0.8 * stable_rate_per_s(replica, lengths))
+    load = Workload(lengths, 64 * 0.8 * simulated_stable_rate_per_s(replica, lengths))
     for routing in ROUTINGS:
         whole = best_s(lambda: simulate(replica, load, replicas=64, routing=routing))  # noqa: B023
         print(f"64 replicas, {routing:18} whole call {whole * 1e3:.1f} ms")

@@ -147,6 +147,16 @@ def test_the_present_answer_is_told_with_its_basis_and_the_next_level(
     assert "By the closed loops alone: " in words(app) or "this question needs no more measurements" in words(app)
 
 
+def test_prompts_of_one_length_are_to_be_measured_at_another_first(
+    calibrate: Callable[..., AppTest], store: Store
+) -> None:
+    """The answer warns of it, so the advice begins with it."""
+    keep(store, POINTS)
+    app = calibrate("coverage", model="acme/tiny", gpu="any", isl="2000", osl="200", ttft="p95:2s", itl="p95:60ms")
+    press(app, "Where to measure next?")
+    assert "Measure 1 user, 4,000 in, 200 out." in words(app) and "Prompts of one length were measured" in words(app)
+
+
 def test_without_a_measured_deployment_the_advice_is_where_to_begin(calibrate: Callable[..., AppTest]) -> None:
     app = press(calibrate("coverage", ttft="p95:1s"), "Where to measure next?")
     assert "Measure 1 user, 2,000 in, 256 out." in words(app)

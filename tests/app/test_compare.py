@@ -132,6 +132,8 @@ def test_two_pools_are_shown_beside_the_one_fleet(compared: Open, plan: Plan) ->
         f"Disaggregated prefill and decode: {gpus(pools.gpus)}" in text
         and f"in one fleet {gpus(plan.answer.gpus)}" in text
     )
+    for role, fleet in (("Prefill", pools.prefill), ("Decode", pools.decode)):
+        assert f"{role}: {fleet.candidate.source}" in text
     roles = next(table.value for table in app.table if list(table.value.index) == ["Prefill", "Decode"])
     assert {"Weights (GiB)", "KV cache in use (GiB)"} <= set(roles.columns) and "no other traffic" in text
 

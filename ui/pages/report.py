@@ -141,7 +141,7 @@ def _preview(found: Report) -> None:
         icon, colour = BASIS_LOOK[basis]
         st.badge(basis.capitalize(), icon=icon, color=colour, help=BASIS_HELP[basis])
         _table(tables.sla(found))
-        st.markdown("\n".join(f"- {plain(line(text))}" for text in (*found.warnings, *found.remarks)))
+        st.markdown("\n".join(f"- {plain(sentence_case(line(text)))}" for text in (*found.warnings, *found.remarks)))
     with st.expander("All sections"):
         for section in sections(found):
             st.markdown(f"**{plain(section.title)}**: {plain(_contents(section.tables, len(section.bullets)))}")

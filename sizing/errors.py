@@ -19,6 +19,7 @@ quotes, it is never longer than `sizing.errors.LONGEST`.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ class Fault(NamedTuple):
         return f"{self.key}: {self.reason}"
 
 
+_KIND = re.compile(r"[a-z]+-[a-z]+\[.*\]", re.DOTALL)
+"""What pydantic puts between keys for a kind of value that it tried there."""
+
+
 def first_fault(error: ValidationError, whole: str = "the whole") -> Fault:
     """The first fault that a model found, with an unknown key before anything missing because of it.
 
@@ -80,7 +85,7 @@ def first_fault(error: ValidationError, whole: str = "the whole") -> Fault:
     """
     found = error.errors(include_url=False, include_context=False)
     fault = min(found, key=lambda each: each["type"] not in (*_UNKNOWN, "value_error"))
-    named = (str(part) for part in fault["loc"] if "[" not in str(part))  # and not the kind of value tried there
+    named = (part for part in map(str, fault["loc"]) if not _KIND.fullmatch(part))
     key = one_line(".".join(named), LONGEST_KEY) or whole
     if fault["type"] in _UNKNOWN:
         return Fault(key, "unknown key")

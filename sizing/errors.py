@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
 LONGEST = 290
 """Characters of a message: with ``error: `` before it, a line of less than 300."""
 LONGEST_QUOTE = 60
 LONGEST_KEY = 80
 LONGEST_REASON = 180
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-_KINDS = {"dict": "a mapping", "list": "a list", "tuple": "a list"}
+_IN_WORDS = {"dict": "a mapping", "list": "a list", "tuple": "a list"}
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:
@@ -61,7 +62,7 @@ def quoted(value: object, longest: int = LONGEST_QUOTE) -> str:
     if value is None or isinstance(value, bool | int | float):
         return one_line(repr(value), longest)
     kind = type(value).__name__
-    return _KINDS.get(kind, f"a {kind}")
+    return _IN_WORDS.get(kind, f"a {kind}")
 
 
 class Fault(NamedTuple):
@@ -74,7 +75,7 @@ class Fault(NamedTuple):
         return f"{self.key}: {self.reason}"
 
 
-_KIND = re.compile(r"[a-z]+-[a-z]+\[.*\]", re.DOTALL)
+_TRIED = re.compile(r"[a-z]+-[a-z]+\[.*\]", re.DOTALL)
 """What pydantic puts between keys for a kind of value that it tried there."""
 
 
@@ -85,7 +86,7 @@ def first_fault(error: ValidationError, whole: str = "the whole") -> Fault:
     """
     found = error.errors(include_url=False, include_context=False)
     fault = min(found, key=lambda each: each["type"] not in (*_UNKNOWN, "value_error"))
-    named = (part for part in map(str, fault["loc"]) if not _KIND.fullmatch(part))
+    named = (part for part in map(str, fault["loc"]) if not _TRIED.fullmatch(part))
     key = one_line(".".join(named), LONGEST_KEY) or whole
     if fault["type"] in _UNKNOWN:
         return Fault(key, "unknown key")

@@ -14,7 +14,7 @@ from sizing.estimate import estimate
 from sizing.estimate.day_zero import RESERVED_BYTES, held_bytes, roofline_kv_bytes, shipped
 from sizing.estimate.memory import Memory
 from sizing.plans import Candidate, Fleet, Rejection
-from sizing.workload import Lengths, Prefix
+from sizing.workload import NO_PREFIX, Lengths, Prefix
 
 WEIGHTS, KV_USED, KV_FREE = "Weights", "KV cache in use", "KV cache free"
 RUNTIME, LEFT, UNKNOWN = "Activations and runtime", "Not given to the engine", "Not known"
@@ -22,8 +22,6 @@ PARTS = (WEIGHTS, KV_USED, KV_FREE, RUNTIME, LEFT, UNKNOWN)
 """Every possible part, in stacking order."""
 FREE_PARTS = (KV_FREE, LEFT, UNKNOWN)
 """Parts that hold nothing, as far as is known."""
-
-NO_PREFIX = Prefix()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,8 @@ class Quantiles:
             return cls(*(float("nan"),) * 5)
         place = np.array(PERCENTILES) / 100 * (len(sample) - 1)
         low = place.astype(np.int64)
-        ranks = np.concatenate([low, np.minimum(low + 1, len(sample) - 1)])
-        below, above = np.split(order_statistics(sample, ranks), 2)
+        ordered = order_statistics(sample, np.concatenate([low, np.minimum(low + 1, len(sample) - 1)]))
+        below, above = ordered[: len(low)], ordered[len(low) :]
         found = below + (place - low) * (above - below)
         return cls(float(sample.mean()), *map(float, found))
 

@@ -90,14 +90,14 @@ def working(plan: Plan) -> str:
     spare = f", + {fleet.spare:,} spare = {fleet.replicas:,}" if fleet.spare else ""
     each, replicas = gpus(fleet.candidate.gpus), "replica" if fleet.replicas == 1 else "replicas"
     more = fleet.working > question.replicas_at(fleet.capacity_per_s)
-    digits = next(  # so many that the reader's own division gives the count
-        (n for n in (3, 4, 5) if replicas_for(float(f"{rate:.{n}g}"), float(f"{per_replica:.{n}g}")) == fleet.working),
-        3,
-    )
+    shown = {n: (float(f"{rate:.{n}g}"), float(f"{per_replica:.{n}g}")) for n in (3, 4, 5)}
+    # So many digits that the reader's own division gives the count.
+    digits = next((n for n, (load, of_one) in shown.items() if replicas_for(load, of_one) == fleet.working), 3)
+    load, of_one = shown[digits]
     so = f"but fewer than {fleet.working:,} miss the SLA:" if more else "so"
     return (
         f"{significant(rate, digits)} requests/s ÷ {significant(per_replica, digits)} per replica{headroom} = "
-        f"{rate / per_replica:,.2f}, {so} {fleet.working:,}{spare} {replicas} of {each} "
+        f"{load / of_one:,.2f}, {so} {fleet.working:,}{spare} {replicas} of {each} "
         f"({fleet.candidate.layout}, {fleet.candidate.precision}) = {gpus(fleet.gpus)}"
     )
 

@@ -562,6 +562,9 @@ class Prefix:
         return f", {self.tokens:,} shared ({self.hit_rate:.0%} cached)".replace("%", " %") if found else ""
 
 
+NO_PREFIX = Prefix()
+
+
 def _normal(deviate: float) -> float:
     """The probability that a standard normal variable is below `deviate`."""
     return 0.5 * math.erfc(-deviate / math.sqrt(2))

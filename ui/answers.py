@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 from urllib.parse import urlencode
 from weakref import WeakSet
 
@@ -643,11 +643,14 @@ _recorded: WeakSet[Recorded] = WeakSet()
 _recording = Lock()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Traced:
-    """The fleets for a trace, or the reason why there are none."""
+FleetPlan = TypeVar("FleetPlan", TracePlan, SessionPlan)
 
-    found: TracePlan | None
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply(Generic[FleetPlan]):
+    """The fleets for a trace or for sessions, or the reason why there are none."""
+
+    found: FleetPlan | None
     title: str = ""
     reason: str = ""
     rejected: tuple[Rejection, ...] = ()
@@ -771,23 +774,23 @@ def part_of(found: Recorded, part: Part) -> Trace | str:
     return remembered(visit().trace_parts, part, made, PARTS_KEPT)
 
 
-def traced(scenario: Scenario, part: Part, trace: Trace, progress: Callable[[str], None]) -> Traced:
+def traced(scenario: Scenario, part: Part, trace: Trace, progress: Callable[[str], None]) -> Reply[TracePlan]:
     """The fleets that serve a part of a trace, of which the form says all but load, arrivals and lengths.
 
     Never raises on user input. `progress` hears of each replay; a visit remembers its last few answers.
     """
     have, asked = points_for(scenario), _without_load(scenario)
     if nothing := nothing_to_choose_from(scenario, have):
-        return Traced(None, nothing.title, nothing.reason)
+        return Reply(None, nothing.title, nothing.reason)
 
-    def plan() -> Traced:
+    def plan() -> Reply[TracePlan]:
         question = question_of(asked, trace)
         found = found_for(question, asked.choice, have)
         slas = class_slas(trace, question.sla, part.limits)
-        return Traced(plan_trace(question, trace, *found, slas=slas, progress=progress))
+        return Reply(plan_trace(question, trace, *found, slas=slas, progress=progress))
 
     most = min(ANSWERS_KEPT, max(1, ANSWERED_KEPT // len(trace)))
-    return remembered(visit().trace_answers, (part, asked, have.digest), lambda: answered(plan, Traced), most)
+    return remembered(visit().trace_answers, (part, asked, have.digest), lambda: answered(plan, Reply[TracePlan]), most)
 
 
 def traced_file(found: TracePlan, link: str, suffix: str) -> bytes:
@@ -803,19 +806,9 @@ def traced_report(found: TracePlan, effects: Sequence[Sensitivity], cover: Cover
     return report_of(found.plan, curve, extras, cover)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ForSessions:
-    """The fleets for sessions, or the reason why there are none."""
-
-    found: SessionPlan | None
-    title: str = ""
-    reason: str = ""
-    rejected: tuple[Rejection, ...] = ()
-
-
 def for_sessions(
     scenario: Scenario, load: SessionLoad, limits: tuple[SessionLimit, ...], progress: Callable[[str], None]
-) -> ForSessions:
+) -> Reply[SessionPlan]:
     """The fleets that serve sessions, of which the form says all but load, lengths, arrivals, routing, prefix, limits
     on shares of the requests, queue limit and timeout.
 
@@ -825,17 +818,17 @@ def for_sessions(
     of_requests = ("prefix_share", "prefix_hit", "routing", "gap", *SHARES, "queue_limit", "queue_timeout_s")
     asked = replace(_without_load(scenario.without_goodput), **{name: getattr(usual, name) for name in of_requests})
     if nothing := nothing_to_choose_from(scenario, have):
-        return ForSessions(None, nothing.title, nothing.reason)
+        return Reply(None, nothing.title, nothing.reason)
 
-    def plan() -> ForSessions:
+    def plan() -> Reply[SessionPlan]:
         sla = Sla(asked.ttft, asked.itl, asked.e2e, *limits)
         terms = {name: getattr(asked, name) for name in ("headroom", "spare", "price_per_gpu_hour")}
         question, turns = session_question(asked.model, load, sla, **terms)
         found = found_for(question, asked.choice, have)
-        return ForSessions(plan_sessions(question, load, turns, *found, progress=progress))
+        return Reply(plan_sessions(question, load, turns, *found, progress=progress))
 
     key = (load, limits, asked, have.digest)
-    return remembered(visit().session_answers, key, lambda: answered(plan, ForSessions), ANSWERS_KEPT)
+    return remembered(visit().session_answers, key, lambda: answered(plan, Reply[SessionPlan]), ANSWERS_KEPT)
 
 
 def _without_load(scenario: Scenario) -> Scenario:

@@ -16,7 +16,7 @@ from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 from sizing.queueing.points import token_sum
 from sizing.token_law import TokenLaw
-from sizing.workload import Lengths, Prefix
+from sizing.workload import NO_PREFIX, Lengths, Prefix
 
 # --- Prompts of a law of their own, or that a shared prefix splits into hits and misses: their sums, by quantiles
 #
@@ -87,7 +87,6 @@ def _parts(value: Floats, weight: Floats) -> Floats:
     return np.asarray(np.diff(np.interp(edges, reached, total)) * PARTS / reached[-1])
 
 
-NO_PREFIX = Prefix()
 ANY_LAW = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)
 
 

@@ -20,7 +20,7 @@ from sizing.compiled import compiled_apart
 from sizing.engine import Batching, Replica
 from sizing.numbers import Floats
 from sizing.queueing.demand import Demand, read_only
-from sizing.queueing.points import LEAST_LOG
+from sizing.queueing.points import LEAST_LOG, poisson_chances
 from sizing.queueing.stream import Groups
 
 # --- How long one iteration lasts and how many prompt tokens it takes: the step law at mean contexts, with speculation
@@ -56,19 +56,29 @@ def iteration_s(replica: Replica, demand: Demand, batch: Floats, tokens: Floats,
 
     Under prefill_first prompts run alone; otherwise they join the decode step. Contexts have their mean length.
     """
-    law, cost = replica.law, DecodeCost.of(replica)
-    decoding = batch if replica.batching.policy != "prefill_first" else np.where(tokens > 0, 0.0, batch)
-    seconds = law.tokens_s(cost.tokens * decoding + tokens)
-    seconds = seconds + (cost.sequence_s + cost.context_token_s * demand.context_tokens) * decoding
-    if cost.step_s > 0:
-        seconds = seconds + np.where(decoding > 0, cost.step_s, 0.0)
-    with_prompt = tokens > 0
+    law, with_prompt = replica.law, tokens > 0
+    decoding = batch if replica.batching.policy != "prefill_first" else np.where(with_prompt, 0.0, batch)
+    seconds = _straight_s(replica, demand, decoding, tokens)
     seconds = seconds + np.where(with_prompt, law.attention_s * attention + law.prefill_s, 0.0)
     if law.bend.sequences:
         some, all_ = with_prompt.any(), with_prompt.all()
         by_prompts = law.bent_by_prompts(batch + np.maximum(tokens / demand.prompt_tokens, 1.0)) if some else 1.0
         seconds = seconds * np.where(with_prompt, by_prompts, 1.0 if all_ else law.bent(batch))
     return np.asarray(seconds)
+
+
+def decode_step_s(replica: Replica, demand: Demand, batch: Floats) -> Floats:
+    """Seconds of an iteration without prompts (elementwise)."""
+    seconds = _straight_s(replica, demand, batch, 0.0)
+    return np.asarray(seconds * replica.law.bent(batch)) if replica.law.bend.sequences else seconds
+
+
+def _straight_s(replica: Replica, demand: Demand, decoding: Floats, tokens: Floats | float) -> Floats:
+    """Seconds of everything but prompts' own, without the bend."""
+    cost = DecodeCost.of(replica)
+    seconds = replica.law.tokens_s(cost.tokens * decoding + tokens)
+    seconds = seconds + (cost.sequence_s + cost.context_token_s * demand.context_tokens) * decoding
+    return np.asarray(seconds + np.where(decoding > 0, cost.step_s, 0.0) if cost.step_s > 0 else seconds)
 
 
 def prefill_room(replica: Replica, demand: Demand, batch: Floats) -> Floats:
@@ -244,11 +254,8 @@ class _States:
         As many counts as are likely; overflow beyond the states is in the last one.
         """
         most = float(groups.max())
-        count = np.arange(min(len(self.quanta_of_groups), int(most + 10 * math.sqrt(most) + 20)))
-        mean = np.maximum(groups, math.exp(LEAST_LOG))[..., None]
-        chance = np.exp(np.maximum(count * np.log(mean) - mean - gammaln(count + 1), LEAST_LOG))
-        chance[..., -1] += np.maximum(0.0, 1 - chance.sum(axis=-1))
-        return np.asarray(chance)
+        counts = min(len(self.quanta_of_groups), int(most + 10 * math.sqrt(most) + 20))
+        return poisson_chances(groups.ravel(), counts).reshape(*groups.shape, counts)
 
     def solve(
         self, rule: Batching, arriving: Floats, duration_s: Floats, look_s: Floats, steps_to_look: int = 1
@@ -415,7 +422,7 @@ def _attention_per_token(
         return mean
     one = np.array([demand.prompt_tokens])
     expected = rate_per_s * float(iteration_s(replica, demand, 0 * one, one, one * demand.attention_per_token)[0])
-    step_s = float(iteration_s(replica, demand, 0 * one + 1, 0 * one, 0 * one)[0])
+    step_s = float(decode_step_s(replica, demand, np.ones(1))[0])
     expected += rate_per_s * replica.batching.batch_wait_steps * step_s
     expected += groups.mean - 1
     number = np.arange(1, len(law))

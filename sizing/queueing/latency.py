@@ -12,7 +12,7 @@ from sizing.compiled import compiled_apart
 from sizing.engine import Replica
 from sizing.numbers import Floats
 from sizing.queueing.demand import Demand, Requests
-from sizing.queueing.iteration_chain import DecodeCost, Iterations, iteration_s, prefill_room
+from sizing.queueing.iteration_chain import DecodeCost, Iterations, decode_step_s, iteration_s, prefill_room
 from sizing.queueing.points import Points, gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import SlowChain
 from sizing.queueing.stream import Groups
@@ -49,7 +49,7 @@ class Scene:
 
     def step_s(self, batch: Floats) -> Floats:
         """Seconds of an iteration without prompts."""
-        return self.iteration_s(batch, np.zeros(1), np.zeros(1))
+        return decode_step_s(self.replica, self.demand, batch)
 
 
 def stalled_share(step_s: Floats, itl_s: Floats) -> Floats:

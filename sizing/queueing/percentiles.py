@@ -22,12 +22,13 @@ from sizing.engine import UNLIMITED_KV_TOKENS, Replica, Roughness
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, Caution, Joint, Prediction, Quantiles, saturated, used_up
-from sizing.queueing.demand import NO_PREFIX, Demand, Requests, any_engine, demand_of, requests_at, slots
+from sizing.queueing.demand import Demand, Requests, any_engine, demand_of, requests_at, slots
 from sizing.queueing.iteration_chain import (
     SINGLE,
     DecodeCost,
     Iterations,
     closed_iterations,
+    decode_step_s,
     iteration_s,
     open_iterations,
     prefill_room,
@@ -39,7 +40,7 @@ from sizing.queueing.slow_chain import Fluctuation, Places, batch_grid, flow_equ
 from sizing.queueing.static_queue import largest_batch, predict_static, static_stable_rate_per_s
 from sizing.queueing.stream import ArrivalStream, stream_of
 from sizing.queueing.token_gaps import decoding_s, gap_quantiles
-from sizing.workload import METRICS, PERCENTILES, ROUTINGS, Lengths, Prefix, Routing, Within, Workload
+from sizing.workload import METRICS, NO_PREFIX, PERCENTILES, ROUTINGS, Lengths, Prefix, Routing, Within, Workload
 
 WIDE = 1.25
 """Coefficient of variation of prompts above which the prediction warns."""
@@ -189,7 +190,7 @@ def steady_state(
     if demand.decode_steps > 0:
         iterations = in_company(between_looks(iterations, replica, demand), replica, demand, stream, prompt_s)
         settled = np.array([settled_batch(flow_equivalent_rates(iterations, demand, most), rate)])
-        step_s = iteration_s(replica, demand, settled, 0 * settled, 0 * settled)
+        step_s = decode_step_s(replica, demand, settled)
         stalled = float(stalled_share(step_s, np.interp(settled, iterations.batch, iterations.itl_s))[0])
     fluctuation = fluctuation.with_stalls(demand.overlap, stalled, demand.prompt_cv)
     places = Places.of(demand, most, replica.batching.max_batch_size, full_stalled_share(replica, demand, most, stable))
@@ -204,7 +205,7 @@ def full_stalled_share(replica: Replica, demand: Demand, most: int, stable_per_s
     if demand.decode_steps == 0:
         return 1.0
     full = np.array([float(most)])
-    step_s = float(iteration_s(replica, demand, full, 0 * full, 0 * full)[0])
+    step_s = float(decode_step_s(replica, demand, full)[0])
     return min(max(1 - step_s * demand.decode_steps * stable_per_s / most, 0.0), 1.0)
 
 
@@ -228,7 +229,7 @@ def between_looks(iterations: Iterations, replica: Replica, demand: Demand) -> I
     interval = replica.batching.receive_interval_steps
     if interval == 1 and iterations.waits == 0:
         return iterations
-    step_s = iteration_s(replica, demand, iterations.batch, 0 * iterations.batch, 0 * iterations.batch)
+    step_s = decode_step_s(replica, demand, iterations.batch)
     missed = iterations.waited_s() / step_s / 2 + (interval - 1) / 2
     met = 1 - np.minimum(missed / demand.decode_steps, 1.0)
     return dataclasses.replace(iterations, itl_s=step_s + met * (iterations.itl_s - step_s))
@@ -247,7 +248,7 @@ def in_company(
     """
     if stream.poisson:
         return iterations
-    step_s = iteration_s(replica, demand, iterations.batch, 0 * iterations.batch, 0 * iterations.batch)
+    step_s = decode_step_s(replica, demand, iterations.batch)
     life_s = prompt_s + demand.decode_steps * iterations.itl_s
     excess = np.array([stream.excess_within(float(each)) for each in life_s]) - stream.excess_within(prompt_s)
     each_s = (iterations.itl_s / step_s - 1) / stream.rate_per_s
@@ -259,11 +260,7 @@ def _prompt_s(replica: Replica, demand: Demand) -> tuple[float, float]:
     """Seconds of an iteration with one mean prompt beside a dozen sequences, and what the prompt adds to it."""
     batch, prompt = np.array([12.0]), np.array([demand.prompt_tokens])
     with_prompt = iteration_s(replica, demand, batch, prompt, prompt * demand.attention_per_token)
-    without = (
-        0.0
-        if replica.batching.policy == "prefill_first"
-        else iteration_s(replica, demand, batch, 0 * prompt, 0 * prompt)
-    )
+    without = 0.0 if replica.batching.policy == "prefill_first" else decode_step_s(replica, demand, batch)
     return float(with_prompt[0]), float((with_prompt - without)[0])
 
 
@@ -329,7 +326,7 @@ def _token_bound_rate(replica: Replica, demand: Demand, running: float) -> float
     batch = np.array([running])
     room = prefill_room(replica, demand, batch)
     full_s = iteration_s(replica, demand, batch, room, room * demand.attention_per_token)
-    wait_s = steps_in_vain(replica, demand, batch) * iteration_s(replica, demand, batch, 0 * batch, 0 * batch)
+    wait_s = steps_in_vain(replica, demand, batch) * decode_step_s(replica, demand, batch)
     return float(room[0] / demand.prompt_tokens / (full_s[0] + wait_s[0]))
 
 

@@ -158,6 +158,29 @@ def _summed_counts(mean: Floats, none: Floats, uniform: Floats) -> Floats:
     return count
 
 
+@compiled_apart
+def poisson_chances(means: Floats, counts: int) -> Floats:
+    """P(0), .. P(`counts` - 1) of Poisson variables with these `means` (n,), shape (n, counts); the last holds all
+    beyond.
+
+    From the likeliest count down and up, each from the one beside it: one exponential a variable, and nothing that
+    underflows on the way.
+    """
+    least = math.exp(LEAST_LOG)
+    chances = np.empty((len(means), counts))
+    for row in range(len(means)):
+        mean, chance = max(means[row], least), chances[row]
+        likeliest = min(int(mean), counts - 1)
+        log = likeliest * math.log(mean) - mean - math.lgamma(likeliest + 1.0)
+        chance[likeliest] = math.exp(max(log, LEAST_LOG))
+        for count in range(likeliest, 0, -1):
+            chance[count - 1] = max(chance[count] * count / mean, least)
+        for count in range(likeliest + 1, counts):
+            chance[count] = max(chance[count - 1] * mean / count, least)
+        chance[counts - 1] += max(1 - chance.sum(), 0.0)
+    return chances
+
+
 def token_sum(count: Floats, mean: float, cv: float, normal: Floats) -> Floats:
     """Quantiles of the sum of `count` lognormal lengths: lognormal of the same mean and variance (Fenton-Wilkinson)."""
     if cv == 0:

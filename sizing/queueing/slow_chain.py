@@ -21,8 +21,8 @@ def batch_grid(demand: Demand, most: int) -> Floats:
     """Decode batches for which the fast chain is solved: dense for small batches, evenly spaced above."""
     if demand.decode_steps == 0:
         return np.zeros(1)
-    grid = np.rint(np.concatenate([[0, 1, 2, 4, 8], np.linspace(0, most, 10)]))
-    return np.unique(grid[grid <= most])
+    batches = {0, 1, 2, 4, 8, *(round(ninth * most / 9) for ninth in range(10))}
+    return np.array(sorted(each for each in batches if each <= most), float)
 
 
 @dataclass(frozen=True, slots=True)

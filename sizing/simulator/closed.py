@@ -30,7 +30,7 @@ from sizing.simulator.state import (
     work_space,
 )
 from sizing.simulator.waiting import enqueue, expire, idle
-from sizing.workload import Lengths, Prefix, Routing, Tokens
+from sizing.workload import NO_PREFIX, Lengths, Prefix, Routing, Tokens
 
 REJECTED_USER_WAITS_S = 0.01
 """Least wait of a user before retrying after an immediate rejection; otherwise a closed loop might never end."""
@@ -182,9 +182,6 @@ def send(requests: Requests, sent: int, time_s: float) -> int:
 def measured_rounds(requests: int, users: int) -> tuple[int, int]:
     """First request measured in a closed loop, and the one after the last: without ramp and drain."""
     return min(2 * users, requests - users - 1), requests - users
-
-
-NO_PREFIX = Prefix()
 
 
 @lru_cache(maxsize=256)

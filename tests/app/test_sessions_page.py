@@ -43,7 +43,7 @@ def shorter_runs() -> Iterator[None]:
 def found_by(app: AppTest) -> SessionPlan:
     """The last answer of the visit."""
     visit: Visit = app.session_state["visit"]
-    found: answers.ForSessions = list(visit.session_answers.values())[-1]
+    found: answers.Reply[SessionPlan] = list(visit.session_answers.values())[-1]
     assert found.found is not None
     return found.found
 

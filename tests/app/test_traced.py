@@ -74,7 +74,7 @@ def shown(app: AppTest) -> str:
 def found_by(app: AppTest) -> TracePlan:
     """The last answer of the visit."""
     visit: Visit = app.session_state["visit"]
-    found: answers.Traced = list(visit.trace_answers.values())[-1]
+    found: answers.Reply[TracePlan] = list(visit.trace_answers.values())[-1]
     assert found.found is not None
     return found.found
 

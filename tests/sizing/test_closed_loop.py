@@ -26,14 +26,13 @@ from sizing.fitting import Fit, fit
 from sizing.fitting.levels import luck_of_lengths, point_runs
 from sizing.points import Point
 from sizing.simulator import Simulated, simulate_closed
-from sizing.workload import PERCENTILES, Lengths, Metric, Prefix
+from sizing.workload import NO_PREFIX, PERCENTILES, Lengths, Metric
 from tests.sizing.simulated_levels import SERVER, simulated_point
 from validation.evidence import measured_levels
 from validation.evidence.claim import Setup
 from validation.evidence.measured_levels import Case, Found, rows
 
 VARIED, EQUAL = Lengths(1000, 200, 0.3, 0.3), Lengths(1000, 200)
-NO_PREFIX = Prefix()
 
 
 @cache

@@ -389,12 +389,13 @@ def test_engines_side_by_side_need_as_few_gpus_as_the_best_alone(
 
 @pytest.mark.parametrize("rate", [20.0, 40.0, 73.0, 123.4])
 def test_the_printed_arithmetic_gives_the_count(rate: float) -> None:
-    """Whoever divides the printed load by the printed capacity and rounds up has the replicas that are printed."""
+    """Whoever divides the printed load by the printed capacity has what is printed, and rounded up the replicas."""
     plan = planner.plan(question(rate), [candidate()])
     fleet = plan.answer
     for per_replica in (rate / (fleet.working - 1) * 0.9996, fleet.requests_per_s_per_replica):
         barely = dataclasses.replace(fleet, requests_per_s_per_replica=per_replica)
         said = working(dataclasses.replace(plan, fleets=(barely,))).replace(",", "")
-        found = re.match(r"([0-9.]+) requests/s ÷ ([0-9.]+) per replica", said)
+        found = re.match(r"([0-9.]+) requests/s ÷ ([0-9.]+) per replica[^=]* = ([0-9.]+) ", said)
         assert found is not None
         assert math.ceil(float(found[1]) / float(found[2])) == fleet.working
+        assert f"{float(found[1]) / float(found[2]):.2f}" == found[3]

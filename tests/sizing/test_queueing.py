@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import gammaincinv, ndtri, pdtr
+from scipy.special import gammaincinv, ndtri, pdtr, pdtrc
 
 from sizing.engine import Batching, Policy, Replica, StepLaw
 from sizing.errors import ScenarioError
@@ -16,7 +16,7 @@ from sizing.queueing.demand import demand_of
 from sizing.queueing.iteration_chain import _quantum, _shifted, open_iterations
 from sizing.queueing.latency import places_in_rows
 from sizing.queueing.percentiles import steady_state
-from sizing.queueing.points import gamma_quantile, poisson_counts, token_sum
+from sizing.queueing.points import gamma_quantile, poisson_chances, poisson_counts, token_sum
 from sizing.queueing.slow_chain import Fluctuation, SlowChain, state_probabilities, waiting_chance
 from sizing.queueing.stream import ArrivalStream
 from sizing.simulator import simulate, simulated_stable_rate_per_s
@@ -307,6 +307,17 @@ def test_quantile_functions():
     sums = token_sum(np.full(500, 3.0), 100.0, 0.5, ndtri(uniform))
     assert sums.mean() == pytest.approx(300, rel=0.01)
     assert sums.std() / sums.mean() == pytest.approx(0.5 / math.sqrt(3), rel=0.03)
+
+
+@given(
+    means=st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 2000)), min_size=1, max_size=4), counts=st.integers(1, 400)
+)
+def test_chances_of_counts_are_those_of_poisson(means: list[float], counts: int) -> None:
+    """The last with all beyond, whether the likeliest count is among them or not."""
+    number, mean = np.arange(counts), np.array(means)[:, None]
+    exact = np.diff(pdtr(number, mean), axis=1, prepend=0.0)
+    exact[:, -1] = pdtrc(counts - 2, mean[:, 0]) if counts > 1 else 1.0
+    np.testing.assert_allclose(poisson_chances(np.array(means), counts), exact, rtol=1e-9, atol=1e-11)
 
 
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), states=st.integers(2, 40))

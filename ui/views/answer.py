@@ -17,6 +17,7 @@ from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
 from sizing.analyses.relax import Relaxation, only_together
 from sizing.analyses.sensitivity import GoodputPrice
+from sizing.analyses.session_plan import SessionPlan
 from sizing.analyses.traced import TracePlan
 from sizing.deploy.formats import archive
 from sizing.deploy.settings import deployment_of, kubernetes_name
@@ -349,7 +350,7 @@ def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scena
         left_out(rejected, expanded=True)
 
 
-def show_no_fleet(found: answers.Traced | answers.ForSessions, scenario: Scenario) -> None:
+def show_no_fleet(found: answers.Reply[TracePlan] | answers.Reply[SessionPlan], scenario: Scenario) -> None:
     """Why no fleet serves a trace or sessions."""
     tell_unreadable(answers.measured_points().problems)
     tell(scenario, Outcome(None, found.title, found.reason, found.rejected))

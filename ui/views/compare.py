@@ -11,13 +11,13 @@ import streamlit as st
 
 from sizing.analyses.curves import versus
 from sizing.analyses.pools import Pools
-from sizing.memory_use import NO_PREFIX, PARTS, MemoryUse, memory_use
+from sizing.memory_use import PARTS, MemoryUse, memory_use
 from sizing.numbers import gpus, significant
 from sizing.plans import Fleet, Plan, Rejection, cost_of
 from sizing.points import FORMULA_STARTS
 from sizing.question import Question
 from sizing.text import LEFT_OUT, pools_lines
-from sizing.workload import Lengths, Limit
+from sizing.workload import NO_PREFIX, Lengths, Limit
 from ui.answers import room_share
 from ui.charts.fleet import GIB
 from ui.link import PREFIX

@@ -152,7 +152,7 @@ def ask_sessions(scenario: Scenario) -> tuple[SessionLoad, tuple[SessionLimit, .
         return None
 
 
-def simulated(scenario: Scenario, load: SessionLoad, limits: tuple[SessionLimit, ...]) -> answers.ForSessions:
+def simulated(scenario: Scenario, load: SessionLoad, limits: tuple[SessionLimit, ...]) -> answers.Reply[SessionPlan]:
     """The answer; which fleet is being simulated is told meanwhile, with how far the search has come."""
     with st.spinner("Sizing and simulating sessions…", show_time=True):
         bar = st.progress(0.0)

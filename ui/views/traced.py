@@ -306,7 +306,7 @@ def show_traffic(found: Recorded, part: Part, trace: Trace) -> None:
         show(lengths_of_requests(trace, ink()), "trace_lengths")
 
 
-def replayed(scenario: Scenario, part: Part, trace: Trace) -> answers.Traced:
+def replayed(scenario: Scenario, part: Part, trace: Trace) -> answers.Reply[TracePlan]:
     """The answer; which fleet is being replayed is told meanwhile."""
     with st.spinner("Sizing and replaying…", show_time=True):
         line = st.empty()

@@ -23,7 +23,7 @@ from sizing.numbers import Floats
 from sizing.prediction import Prediction
 from sizing.queueing import predict
 from sizing.simulator import simulate, simulated_stable_rate_per_s
-from sizing.workload import ROUTINGS, Arrivals, Lengths, Limit, Prefix, Routing, Sla, Workload
+from sizing.workload import NO_PREFIX, ROUTINGS, Arrivals, Lengths, Limit, Prefix, Routing, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, 1.3e-9)
 RULES = {
@@ -50,7 +50,7 @@ SHOWN = ("ttft p95", "ttft p99", "itl p95", "itl p99", "e2e p95")
 Solver = Callable[[float], Prediction]
 """Prediction at a share of the simulated stable rate."""
 
-POISSON, NO_PREFIX = Arrivals(), Prefix()
+POISSON = Arrivals()
 
 
 simulated_stable_per_s = cache(simulated_stable_rate_per_s)

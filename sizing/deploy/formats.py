@@ -70,6 +70,11 @@ def _notes(pool: Pool, engine: str) -> Iterator[str]:
             f"simulated with prompts that wait for others up to {settings.batch_wait_steps} decode steps, for which "
             f"{title} has no setting: they start at once"
         )
+    if settings.queue_timeout_s is not None:
+        yield (
+            f"simulated with requests that leave the line after {settings.queue_timeout_s:g} s, for which {title} has "
+            "no setting: end them in what sends them"
+        )
     if settings.draft_tokens:
         yield (
             f"simulated with speculative decoding of {settings.draft_tokens} draft tokens: add the draft model, which "
@@ -165,7 +170,7 @@ def _sglang(pool: Pool) -> Told:
             "--dtype": "bfloat16" if pool.precision == "bf16" else None,
             "--quantization": quantization,
             "--kv-cache-dtype": "fp8_e4m3" if settings.kv_cache_dtype == "fp8" else None,
-            "--context-length": settings.max_model_tokens,
+            "--context-length": (longest := settings.max_model_tokens) and longest + SGLANG_OWN_TOKENS,
             "--max-running-requests": settings.max_batch_size * layout.dp,
             "--chunked-prefill-size": budget if chunked else -1,
             "--max-prefill-tokens": settings.token_budget,
@@ -182,6 +187,8 @@ def _sglang(pool: Pool) -> Told:
     )
 
 
+SGLANG_OWN_TOKENS = 7
+"""Of its context SGLang leaves one token free, and a prompt ends six before what is left (managers/scheduler.py)."""
 TRTLLM_POLICIES: Mapping[KvPolicy, str] = MappingProxyType(
     {"guaranteed_no_evict": "GUARANTEED_NO_EVICT", "max_utilization": "MAX_UTILIZATION"}
 )
@@ -192,6 +199,11 @@ def _trtllm(pool: Pool) -> Told:
     notes = list(_notes(pool, "trtllm"))
     if settings.policy == "prefill_first":
         notes.append("batching was simulated as prefill_first; TensorRT-LLM mixes prompts with decode steps instead")
+    if settings.policy == "whole_prompt" and settings.token_budget < (settings.max_model_tokens or math.inf):
+        notes.append(
+            "without chunks TensorRT-LLM rejects prompts of more than max_num_tokens: raise it to the longest, or "
+            "enable chunks"
+        )
     if layout.dp > 1 and layout.tp > 1:
         notes.append(
             f"simulated with {layout.dp} ranks of TP{layout.tp}; TensorRT-LLM's attention DP has a rank for each GPU: "
@@ -214,7 +226,7 @@ def _trtllm(pool: Pool) -> Told:
         "pipeline_parallel_size": layout.pp,
         "moe_expert_parallel_size": layout.ep if layout.ep > 1 else None,
         "enable_attention_dp": layout.dp > 1 and layout.tp == 1,
-        "max_batch_size": settings.max_batch_size,
+        "max_batch_size": max(1, settings.max_batch_size // layout.pp),  # of each of the batches in its stages
         "max_num_tokens": settings.token_budget,
         "max_seq_len": settings.max_model_tokens,
         "enable_chunked_prefill": settings.policy == "chunked",
@@ -240,7 +252,6 @@ class Engine(NamedTuple):
 
 PORT = 8000
 LISTEN: tuple[str, ...] = ("--host", "0.0.0.0", "--port", str(PORT))  # inside a container, where a probe must reach it
-VLLM_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 ENGINES: Mapping[str, Engine] = MappingProxyType(
     {
         "vllm": Engine(
@@ -249,7 +260,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
             "vllm/vllm-openai:v0.32.0",
             lambda plan: ["vllm", "serve", plan.path, "--served-model-name", plan.model, *LISTEN],
             _vllm,
-            VLLM_GAUGES,
+            ("vllm:num_requests_running", "vllm:num_requests_waiting"),
         ),
         "sglang": Engine(
             "SGLang",
@@ -257,7 +268,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
             "lmsysorg/sglang:v0.5.17",
             lambda plan: [
                 *("python3", "-m", "sglang.launch_server", "--model-path", plan.path),
-                *("--served-model-name", plan.model, *LISTEN),
+                *("--served-model-name", served_name(plan, "sglang"), *LISTEN),
             ],
             _sglang,
             ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
@@ -268,7 +279,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
             "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
             lambda plan: ["trtllm-serve", plan.path, *LISTEN, "--backend", "pytorch", "--extra_llm_api_options"],
             _trtllm,
-            VLLM_GAUGES,
+            ("trtllm_num_requests_running", "trtllm_num_requests_waiting"),
         ),
     }
 )
@@ -284,6 +295,20 @@ def command(plan: Deployment, engine: str, config: str = CONFIG) -> list[str]:
     _no_option(plan)
     found, told = ENGINES[engine], ENGINES[engine].told(plan.fleet)
     return [*found.start(plan), *([config] if told.config else []), *words(told.options)]
+
+
+def served_name(plan: Deployment, engine: str) -> str:
+    """The name under which an engine serves the plan's model: SGLang takes what follows a colon for an adapter."""
+    return plan.model.replace(":", "-") if engine == "sglang" else plan.model
+
+
+def _name_note(plan: Deployment, engine: str) -> list[str]:
+    """Where clients must ask for the model by another name than the plan's."""
+    if (name := served_name(plan, engine)) != plan.model:
+        return [f"the model is served as {name}: SGLang takes what follows a colon for an adapter"]
+    if engine == "trtllm" and plan.path != plan.model:
+        return ["trtllm-serve has no option for the model's name: it serves a folder under the folder's own"]
+    return []
 
 
 def _no_option(plan: Deployment) -> None:
@@ -304,7 +329,8 @@ def comment(lines: Iterable[str]) -> str:
 
 def _header(plan: Deployment, of: str, notes: Iterable[str], pools: Iterable[Pool] = ()) -> str:
     shown = [pool.line for pool in (*pools,) or (plan.fleet,)]
-    return comment([plan.sentence or plan.model, *shown, f"Written for {of}.", *(f"- {each}" for each in notes)])
+    first = f"Prefill and decode of {plan.model} apart" if len(shown) > 1 else plan.sentence or plan.model
+    return comment([first, *shown, f"Written for {of}.", *(f"- {each}" for each in notes)])
 
 
 def _apart_note(plan: Deployment) -> list[str]:
@@ -325,7 +351,7 @@ def _one_server(plan: Deployment, of: str) -> None:
 
 def _shell(plan: Deployment, engine: str) -> dict[str, str]:
     found, told = ENGINES[engine], ENGINES[engine].told(plan.fleet)
-    notes = [*told.notes, *_apart_note(plan)]
+    notes = [*told.notes, *_name_note(plan, engine), *_apart_note(plan)]
     header = _header(plan, f"{found.title} {found.version}", notes)
     run = " \\\n    ".join(map(shlex.join, _grouped(command(plan, engine))))
     balanced = comment([f"One replica; start {plan.fleet.replicas} of them behind a load balancer."])
@@ -436,6 +462,7 @@ def _helm(plan: Deployment) -> dict[str, str]:
     return {"values.yaml": header + yaml_text({"servingEngineSpec": {"enableEngine": True, "modelSpec": [spec]}})}
 
 
+AUTOSCALER = "serving.kserve.io/autoscalerClass"
 HOST_NOTE = "requests for CPU and memory of the host are round figures: no plan knows them"
 MOUNT = "/etc/sizing"
 
@@ -465,7 +492,7 @@ def _kserve(plan: Deployment) -> dict[str, str]:
     }
     annotations = {
         "serving.kserve.io/deploymentMode": "Standard",
-        "serving.kserve.io/autoscalerClass": "external",
+        AUTOSCALER: "none",  # the only class by which it makes minReplicas pods of itself
     }
     counts = {"minReplicas": pool.replicas, "maxReplicas": pool.replicas}
     service = {
@@ -474,7 +501,7 @@ def _kserve(plan: Deployment) -> dict[str, str]:
         "metadata": _metadata(plan, annotations=annotations),
         "spec": {"predictor": {**counts, "containers": [container], "volumes": volumes}},
     }
-    notes = [*told.notes, *_image_notes(pool), *_apart_note(plan)]
+    notes = [*told.notes, *_name_note(plan, engine), *_image_notes(pool), *_apart_note(plan)]
     header = _header(plan, f"{CHARTS['kserve']} with {found.title} {found.version}", notes)
     return {"inferenceservice.yaml": header + yaml_text(*objects, service)}
 
@@ -493,6 +520,8 @@ def _dynamo(plan: Deployment) -> dict[str, str]:
         "spec": {"backendFramework": engine, "components": [frontend, *workers]},
     }
     notes = dict.fromkeys(note for role, pool in pools.items() for note in _worker_notes(role, pool, engine))
+    if engine != "trtllm":
+        notes |= dict.fromkeys(_name_note(plan, engine))
     title = f"{CHARTS['dynamo']} with {ENGINES[engine].title} {DYNAMO_ENGINES[engine]}"
     header = _header(plan, title, notes, pools.values())
     return {"dynamographdeployment.yaml": header + yaml_text(graph)}
@@ -529,7 +558,7 @@ def _worker(plan: Deployment, role: str, pool: Pool, engine: str, image: str) ->
     told, apart = ENGINES[engine].told(pool), role != "worker"
     model = "--model-path" if engine == "sglang" else "--model"
     options = {name: value for name, value in told.options.items() if name not in _ignored(role)}
-    arguments = [model, plan.path, "--served-model-name", plan.model, *words(options)]
+    arguments = [model, plan.path, "--served-model-name", served_name(plan, engine), *words(options)]
     if told.config:
         transfer = {"cache_transceiver_config": {"backend": "DEFAULT"}} if apart else {}
         ahead = {"disable_overlap_scheduler": True} if role == "prefill" else {}  # prefill workers do without
@@ -567,13 +596,15 @@ DYNAMO_TRANSFER: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def _target(plan: Deployment) -> tuple[float, str, str]:
-    """Requests in a replica at the planned load, and the gauges whose sum they are, selected by the model's name."""
+    """Requests in a replica at the planned load, and the gauges whose sum they are, of the model's own pods."""
     in_flight = plan.fleet.engine_settings.in_flight
     if in_flight is None:
         raise DeployError("the plan has no requests in its replicas at the planned load: nothing to scale by")
-    model = json.dumps(plan.model, ensure_ascii=False)
-    running, waiting = ENGINES[engine_of(plan.fleet)].gauges
-    return in_flight, f"{running}{{model_name={model}}}", f"{waiting}{{model_name={model}}}"
+    engine = engine_of(plan.fleet)
+    running, waiting = ENGINES[engine].gauges
+    model = f"model_name={json.dumps(served_name(plan, engine), ensure_ascii=False)}"
+    of = f'pod=~"{_scale_of(plan)["name"]}-.*"' if engine == "trtllm" else model  # whose model_name is "undefined"
+    return in_flight, f"{running}{{{of}}}", f"{waiting}{{{of}}}"
 
 
 def _scale_of(plan: Deployment) -> dict[str, str]:
@@ -598,6 +629,7 @@ def _keda(plan: Deployment) -> dict[str, str]:
             "serverAddress": PROMETHEUS,
             "query": f"sum({running}) + sum({waiting}){spares}",
             "threshold": threshold,
+            "ignoreNullValues": "false",  # gauges that nobody scrapes are an error, not a load of 0
         },
     }
     scaled = {
@@ -617,14 +649,16 @@ def _keda(plan: Deployment) -> dict[str, str]:
 
 
 def _scaling_notes(plan: Deployment, in_flight: float) -> list[str]:
-    gauges = " + ".join(ENGINES[engine_of(plan.fleet)].gauges)
-    named = ["TensorRT-LLM's own gauges have other names than vLLM's"] if engine_of(plan.fleet) == "trtllm" else []
+    engine = engine_of(plan.fleet)
+    gauges = " + ".join(ENGINES[engine].gauges)
+    later = [f"{gauges}: of TensorRT-LLM later than 1.2, at /prometheus/metrics, with enable_iter_perf_stats"]
     return [
         f"{_quantity(in_flight)} requests run or wait in a working replica on average at the planned load ({gauges}): "
         "then all replicas of the plan are there, and never more",
         "the time that a new replica takes to load its weights was not simulated",
         SCALED,
-        *named,
+        f"in that InferenceService {AUTOSCALER} must be external: with none KServe keeps the number of pods itself",
+        *(later if engine == "trtllm" else []),
     ]
 
 

@@ -48,7 +48,8 @@ class EngineSettings:
     cache, None as in the server that was measured. `checkpoint`: precision of the published weights, empty where not
     known. `max_model_tokens`: prompt and output of the longest request, None where lengths have no bound.
     `reserved_output_tokens`: 0 is an engine that knows the true output. `max_waiting`: requests in line in the whole
-    replica, 0 is no limit. `in_flight`: requests in a working replica on average at the planned load.
+    replica, 0 is no limit. `queue_timeout_s`: seconds after which they leave it, None is never. `in_flight`: requests
+    in a working replica on average at the planned load.
     """
 
     policy: Policy
@@ -72,6 +73,7 @@ class EngineSettings:
     receive_interval_steps: _Count = 1
     batch_wait_steps: Annotated[int, Field(ge=0)] = 0
     batch_wait_ratio: _Share = 1.0
+    queue_timeout_s: Annotated[float, Field(gt=0)] | None = None
 
 
 def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flight: float) -> EngineSettings:
@@ -80,13 +82,16 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
     speculation, memory = candidate.replica.speculation, _memory(candidate)
     # An estimate is of all stages and ranks together (sizing.catalog.of_layout); a measured engine is as it was set.
     lanes = layout.lanes if candidate.unmeasured else layout.dp
+    stages = layout.pp if candidate.engine == "trtllm" and not candidate.unmeasured else 1  # its setting is of a stage
     model, precision = catalogued(candidate.model), precision_named(candidate.precision)
     longest = [longest_tokens(workload.lengths, batching.max_tokens) for workload in workloads]
     cached = any(workload.prefix.tokens * workload.prefix.hit_rate > 0 for workload in workloads)
+    queues = [workload.queue_limit for workload in workloads]  # one without a limit fills the line of all
+    timeout_s = max(workload.queue_timeout_s for workload in workloads)
     usual = None if memory is None else engine_defaults(memory.backend)
     return EngineSettings(
         policy=batching.policy,
-        max_batch_size=max(1, batching.max_batch_size // layout.dp),
+        max_batch_size=max(1, batching.max_batch_size * stages // layout.dp),
         token_budget=max(1, batching.token_budget // lanes),
         kv_tokens=max(1, batching.kv_tokens // layout.dp) if batching.kv_tokens < UNLIMITED_KV_TOKENS else None,
         kv_block_tokens=batching.kv_block_tokens,
@@ -99,13 +104,14 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
         checkpoint=model.checkpoint if model else "",
         max_model_tokens=None if None in longest else max(filter(None, longest)),
         reserved_output_tokens=batching.max_tokens,
-        max_waiting=batching.max_waiting,
+        max_waiting=candidate.replica.with_queue(max(queues) if all(queues) else 0).batching.max_waiting,
         lookahead_steps=batching.lookahead_steps,
         draft_tokens=speculation.draft_tokens if speculation else 0,
         in_flight=in_flight if math.isfinite(in_flight) and in_flight > 0 else None,
         receive_interval_steps=batching.receive_interval_steps,
         batch_wait_steps=batching.batch_wait_steps,
         batch_wait_ratio=batching.batch_wait_ratio,
+        queue_timeout_s=timeout_s if math.isfinite(timeout_s) else None,
     )
 
 

@@ -135,7 +135,13 @@ SCALED_OBJECT = thing(
                 "type metadata",
                 type=one("prometheus"),
                 metricType=one("AverageValue", "Value", "Utilization"),
-                metadata=thing("serverAddress query threshold", serverAddress=TEXT, query=TEXT, threshold=TEXT),
+                metadata=thing(
+                    "serverAddress query threshold",
+                    serverAddress=TEXT,
+                    query=TEXT,
+                    threshold=TEXT,
+                    ignoreNullValues=one("true", "false"),
+                ),
             )
         ),
     ),

@@ -33,7 +33,7 @@ from sizing.catalog import Layout
 from sizing.cli import main
 from sizing.cli.shapes import pools_json
 from sizing.deploy.formats import FORMATS, archive, yaml_text
-from sizing.deploy.settings import DeployError, deployment_of, kubernetes_name
+from sizing.deploy.settings import DeployError, deployment_of, engine_settings, kubernetes_name
 from sizing.edge import BY_FORMULA
 from sizing.engine import KV_POLICIES, POLICIES, Batching
 from sizing.estimate import estimate
@@ -102,7 +102,7 @@ def test_the_limits_of_every_engine_are_those_that_were_simulated(
     ranks = layout.dp
 
     assert int(vllm["--max-num-seqs"]) * ranks == int(sglang["--max-running-requests"]) == batching.max_batch_size
-    assert trtllm["max_batch_size"] * ranks == batching.max_batch_size
+    assert trtllm["max_batch_size"] * ranks * layout.pp == batching.max_batch_size  # of each batch in its stages
     assert int(vllm["--max-num-batched-tokens"]) * ranks == batching.token_budget == trtllm["max_num_tokens"] * ranks
     assert sglang["--chunked-prefill-size"] == str(-1 if batching.policy == "whole_prompt" else batching.token_budget)
     blocks = int(vllm["--num-gpu-blocks-override"]) - 1
@@ -124,7 +124,9 @@ def test_the_limits_of_every_engine_are_those_that_were_simulated(
     assert ("--enable-prefix-caching" in vllm, "--disable-radix-cache" in sglang) == (cached, not cached)
     assert trtllm["kv_cache_config"]["enable_block_reuse"] == cached
     longest = 1000 + max(200, batching.max_tokens)
-    assert int(vllm["--max-model-len"]) == int(sglang["--context-length"]) == trtllm["max_seq_len"] == longest
+    assert int(vllm["--max-model-len"]) == trtllm["max_seq_len"] == longest
+    context = int(sglang["--context-length"])  # what SGLang's scheduler takes: a prompt, and its answer whole
+    assert context - 1 - 5 > 1000 and longest <= context - 2
     queue = vllm.get("--max-num-queued-reqs")
     assert queue == (str(batching.max_batch_size + batching.max_waiting) if batching.max_waiting else None)
 
@@ -139,6 +141,7 @@ def test_the_limits_of_every_engine_are_those_that_were_simulated(
         (Batching(receive_interval_steps=30), dict.fromkeys(("vllm", "trtllm"), "new requests every 30 decode steps")),
         (Batching(batch_wait_steps=20), dict.fromkeys(("vllm", "sglang"), "wait for others up to 20 decode steps")),
         (Batching(max_waiting=7), {"trtllm": "at most 7 requests waiting"}),
+        (Batching("whole_prompt", token_budget=1100), {"trtllm": "rejects prompts of more than max_num_tokens"}),
         (Batching(), {"vllm": "simulated without a limit", "sglang": "without a limit", "trtllm": "without a limit"}),
     ],
 )
@@ -311,7 +314,8 @@ def test_no_name_escapes_its_quotes(model: str, path: str) -> None:
     for name in ("vllm", "sglang", "trtllm"):
         file = f"{name}.sh"
         words, expected = started(FORMATS[name](plan)[file]), started(FORMATS[name](plain)[file])
-        assert words == [{"m": model, "p": path}.get(word, word) for word in expected]
+        served = model.replace(":", "-") if name == "sglang" else model
+        assert words == [{"m": served, "p": path}.get(word, word) for word in expected]
     service = list(yaml.safe_load_all(FORMATS["kserve"](plan)["inferenceservice.yaml"]))[1]
     assert in_container(service["spec"]["predictor"]["containers"][0]["args"][0]) == path
     graph = yaml_of(FORMATS["dynamo"](plan), "dynamographdeployment.yaml")["spec"]["components"][1]
@@ -319,8 +323,54 @@ def test_no_name_escapes_its_quotes(model: str, path: str) -> None:
     assert [*map(in_container, arguments[:4])] == ["--model", path, "--served-model-name", model]
     (helm,) = yaml_of(FORMATS["helm"](plan), "values.yaml")["servingEngineSpec"]["modelSpec"]
     assert (in_container(helm["modelURL"]), in_container(helm["vllmConfig"]["extraArgs"][1])) == (path, model)
-    query = yaml_of(FORMATS["keda"](plan), "scaledobject.yaml")["spec"]["triggers"][0]["metadata"]["query"]
+    by_name = deployment_of(document() | {"model": model, "sentence": model}, path, name="x")
+    query = yaml_of(FORMATS["keda"](by_name), "scaledobject.yaml")["spec"]["triggers"][0]["metadata"]["query"]
     assert json.loads(query.partition("model_name=")[2].partition("}) + ")[0]) == model
+
+
+def test_limits_of_the_question_reach_the_engines() -> None:
+    """A queue limit is that of the load, not of the engine that was estimated; a timeout has no option anywhere."""
+    load = question().workload
+    limited = document(workload=replace(load, queue_limit=10, queue_timeout_s=30.0))
+    assert limited["engine_settings"]["max_waiting"] == 10
+    script = FORMATS["vllm"](deployment_of(limited))["vllm.sh"]
+    slots = limited["engine_settings"]["max_batch_size"]
+    assert values(started(script))["--max-num-queued-reqs"] == str(slots + 10)
+    for engine in ("vllm", "sglang", "trtllm"):
+        assert "leave the line after 30 s" in FORMATS[engine](deployment_of(limited))[f"{engine}.sh"]
+    both = replace(FLEET.candidate, replica=FLEET.candidate.replica.with_queue(5))
+    assert engine_settings(both, [load, replace(load, queue_limit=10)], 1.0).max_waiting == 5
+    assert engine_settings(FLEET.candidate, [load, replace(load, queue_limit=10)], 1.0).max_waiting == 0
+
+
+def test_kserve_makes_the_pods_of_the_plan() -> None:
+    """Of KServe's classes only `none` makes minReplicas pods; a scaler beside it must be told to take over."""
+    plan = deployment_of(document())
+    service = yaml.safe_load(FORMATS["kserve"](plan)["inferenceservice.yaml"])
+    assert service["metadata"]["annotations"]["serving.kserve.io/autoscalerClass"] == "none"
+    assert service["spec"]["predictor"]["minReplicas"] == plan.fleet.replicas
+    for scaler, file in (("keda", "scaledobject.yaml"), ("hpa", "hpa.yaml")):
+        assert "autoscalerClass must be external" in FORMATS[scaler](plan)[file]
+
+
+def test_gauges_that_nobody_scrapes_scale_nothing_down() -> None:
+    for engine, gauge in (
+        ("vllm", "vllm:num_requests_running{model_name="),
+        ("trtllm", "trtllm_num_requests_running{pod"),
+    ):
+        (trigger,) = yaml_of(FORMATS["keda"](deployment_of(document(engine=engine))), "scaledobject.yaml")["spec"][
+            "triggers"
+        ]
+        assert trigger["metadata"]["ignoreNullValues"] == "false"
+        assert f"sum({gauge}" in trigger["metadata"]["query"]
+
+
+def test_names_that_an_engine_cannot_serve_under_are_said() -> None:
+    named = document() | {"model": "qwen3:32b"}
+    assert "served as qwen3-32b" in FORMATS["sglang"](deployment_of(named))["sglang.sh"]
+    assert "served as" not in FORMATS["vllm"](deployment_of(named))["vllm.sh"]
+    assert "serves a folder under" in FORMATS["trtllm"](deployment_of(named, "/models/one"))["trtllm.sh"]
+    assert "serves a folder under" not in FORMATS["trtllm"](deployment_of(named))["trtllm.sh"]
 
 
 @given(NAMES)

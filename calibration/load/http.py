@@ -11,7 +11,7 @@ import errno
 import json
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -269,19 +269,19 @@ class Connection(asyncio.Protocol):
         self._keeps_alive = self._parser.should_keep_alive()  # known to the parser during this call only
         self.status = self._parser.get_status_code()
         if self.status != 200:
-            exchange.error = self._told(f"HTTP {self.status}: {reason(b''.join(exchange.raw))}")
+            exchange.error = f"HTTP {self.status}: {reason(b''.join(exchange.raw), self.hide)}"
         else:
-            exchange.error = self._told(self.error_in(exchange.raw))
+            exchange.error = self.error_in(exchange.raw)
         self._end()
 
     def error_in(self, raw: Sequence[bytes]) -> str:
         """The error in the events of an answer, "" if there is none: Triton sends it as the last event."""
         last = b"".join(raw[-2:]).strip().rpartition(_EVENT_END)[2] if raw else b""
-        return reason(last.removeprefix(_DATA)) if last.startswith(_ERROR) else ""
+        return reason(last.removeprefix(_DATA), self.hide) if last.startswith(_ERROR) else ""
 
-    def _told(self, error: str) -> str:
-        """The server's error message, in a form that may be shown and stored."""
-        return error
+    def hide(self, text: str) -> str:
+        """What the server said, in a form that may be shown and stored."""
+        return text
 
     def _end(self) -> None:
         if self._over is not None and not self._over.done():
@@ -316,12 +316,13 @@ def _json(text: bytes) -> Any:
         return None
 
 
-def reason(body: bytes) -> str:
-    """The error text in a JSON body, else the body itself, on one line."""
+def reason(body: bytes, hide: Callable[[str], str]) -> str:
+    """The error text in a JSON body, else the body itself, on one line: what `hide` leaves of it, which sees all of the
+    text, as half a key that the line cuts off is not known for one."""
     found = _json(body)
     for name in ("error", "message", "detail"):  # Triton and OpenAI's; vLLM's of old; FastAPI's
         if isinstance(found, dict) and name in found:
             found = found[name]
     if isinstance(found, dict | list) or found is None:
-        return one_line(body.decode("utf-8", "replace"))
-    return one_line(str(found))
+        return one_line(hide(body.decode("utf-8", "replace")))
+    return one_line(hide(str(found)))

@@ -131,7 +131,7 @@ class OpenAiClient(HttpClient):
         url, model = self.server.url, self.server.model
         status, body = await self._get("/v1/models")
         if status != 200:
-            raise self.refused(status, self.hide(reason(body)))
+            raise self.refused(status, reason(body, self.hide))
         try:
             cards = json.loads(self.hide(body.decode()))["data"]
             known = {str(card["id"]): card for card in cards}
@@ -173,11 +173,11 @@ class OpenAiConnection(Connection):
     def error_in(self, raw: Sequence[bytes]) -> str:
         for line in b"".join(raw[-3:]).splitlines():
             if line.startswith(_ERRORS):
-                return reason(line.partition(b":")[2])
+                return reason(line.partition(b":")[2], self.hide)
         return ""
 
-    def _told(self, error: str) -> str:
-        return self._hide(error)
+    def hide(self, text: str) -> str:
+        return self._hide(text)
 
 
 def _trusting(ca_file: str | None) -> ssl.SSLContext:
@@ -350,7 +350,7 @@ def _counted(client: OpenAiClient, trial: _Trial, tokenizer: Path | None) -> Ope
     """The contract with the best count that the trial's answer allows. Raises ServerError if it allows none."""
     url, contract, raw = client.server.url, trial.contract, trial.exchange.raw
     if not any(events(response) for response in raw):
-        start = client.hide(one_line(b"".join(raw).decode("utf-8", "replace")))[:80]
+        start = one_line(client.hide(b"".join(raw).decode("utf-8", "replace")))[:80]
         raise ServerError(f"{url}: its answer is not a stream of events but {start!r}")
     if tells_so_far(raw):
         return replace(contract, counted_by="running")

@@ -25,6 +25,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from calibration.errors import CalibrationError, PlanError, ServerError
 from calibration.load.exchange import Exchange, log_of
+from calibration.load.http import reason
 from calibration.load.loops import ask
 from calibration.load.openai import HIDDEN, Met, meet
 from calibration.load.openai_contract import KINDS, OpenAiContract, tells_so_far, text_of
@@ -360,6 +361,16 @@ def test_a_key_comes_from_the_environment_and_is_never_shown(echoes: bool, monke
         assert "sk-wrong" not in text and "\n" not in text
         assert (HIDDEN in text) == echoes
     assert log.error[0].startswith("HTTP 401")
+
+
+@pytest.mark.parametrize("before", range(150, 300, 7))
+def test_no_part_of_a_key_is_left_where_a_long_error_is_cut(before: int) -> None:
+    key = "sk-0123456789abcdefghijklmnopqrstuvwxyz"
+    said = f"{'x' * before}{key}{'y' * 600}"
+    for body in (json.dumps({"error": {"message": said}}), said, json.dumps([said])):
+        shown = reason(body.encode(), lambda text: text.replace(key, HIDDEN))
+        assert len(shown) < len(said)
+        assert key[:4] not in shown and key[-4:] not in shown
 
 
 def certificate(folder: Path) -> Path:

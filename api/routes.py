@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -208,6 +209,9 @@ async def answer(question: JsonQuestion, workers: Workers) -> bytes:
         raise Problem(503, "full", "The server is full", str(error)) from None
     except Lost as error:
         raise Problem(500, "lost", "The answer was lost", str(error)) from None
+    except Exception as error:
+        logging.getLogger(__name__).exception("no answer to a question about %s", question.command)
+        raise Problem(500, "lost", "The answer was lost", "computing it failed: the server's log says how") from error
     if isinstance(found, Refused):
         raise Problem(422, found.part, "The question cannot be answered", found.line)
     assert isinstance(found, bytes)

@@ -22,7 +22,7 @@ from calibration.records import Measurement
 from calibration.store import LIVE, Run, Store
 from calibration.store.work import discard
 from sizing.engine import Batching
-from sizing.files import parse_yaml
+from sizing.files import parse_yaml, yaml_of
 from sizing.fitting.levels import granted
 from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
 from sizing.numbers import percent, significant
@@ -166,8 +166,7 @@ def again(run: Run, before: Sequence[Measurement], url: str | None, minutes: flo
     if minutes is not None:
         content.pop("requests_per_level", None)
         content |= {"budget_s": 60 * minutes / len(before), "until": {"requests_min": UNLIMITED}}
-    text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in content.items())
-    return parse_plan(text, f"plan of run {run.id}", folder)
+    return parse_plan(yaml_of(content), f"plan of run {run.id}", folder)
 
 
 # --- The comparison

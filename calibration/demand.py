@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from calibration.prometheus import (
+    MOST_S,
     Histogram,
     PrometheusError,
     Source,
@@ -116,6 +117,8 @@ def prometheus_command(url: str, out: Path | None, json_: bool, **given: Any) ->
     step_s = span_of("--step", given["step"])
     if end_s - start_s < 2 * step_s:
         raise ScenarioError("--from must be two steps or more before --to")
+    if end_s - start_s > MOST_S:
+        raise ScenarioError(f"--from must be {MOST_S / 86_400:g} days before --to at most")
     arrivals = arrivals_of(given["arrivals"])
     laws = {side: law_of(side, given[f"{side}_law"]) for side in ("isl", "osl")}
     server, labels = server_of(url, given), labels_given(given["labels"])

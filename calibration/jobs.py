@@ -25,6 +25,7 @@ from calibration.errors import PlanError, ServerError, StoreAway, StoreError
 from calibration.plan import BUDGET_S, Answering, Endpoint, Level, PlanFile, Protocol, ServerPlan, SweepPlan, parse_plan
 from calibration.store import DATABASE_VARIABLE, LIVE, Store
 from calibration.store.database import RECORDS_VARIABLE, clean
+from calibration.store.runs import Owner
 from calibration.store.work import ask_to_stop, enqueue, give_up, hand_over, requeue, work
 from sizing.files import IMPORTED_FROM, yaml_of
 from sizing.points import Point
@@ -170,15 +171,21 @@ def seen_to(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
     for any time: it is asked again until it answers, and that time does not count, because the run itself cannot read
     meanwhile that it was asked to stop.
     """
+    why = ""
     for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, patience_s / 2)):
         if _ends_within(store, run_id, wait_s):
-            return
+            break
         owner = _once_it_answers(partial(work, store, run_id)).owner
-        if not owner.is_near or owner.pid == os.getpid() or not owner.lives(0.0):
+        if owner == Owner.here():
+            why = "it was stopped before its process had started"
+            break
+        if not owner.is_near or not owner.lives(0.0):
             return
         _signal(owner.pid, number)
-    if _ends_within(store, run_id, patience_s):
         why = "it did not stop when requested, and was terminated"
+    else:
+        _ends_within(store, run_id, patience_s)
+    if why:
         _once_it_answers(partial(give_up, store, run_id, "interrupted", why))
 
 

@@ -232,7 +232,7 @@ class Prometheus:
         try:
             at_s, text = pair
             return float(at_s), float(text)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self._garbage("a sample that is not a time and a number") from None
 
     def _garbage(self, what: str) -> PrometheusError:

@@ -444,7 +444,7 @@ def engine_counters(first: Page, last: Page) -> dict[str, float]:
 def _iteration_stats(text: str, url: str) -> dict[str, tuple[Sample, ...]]:
     """Means over the passes in TensorRT-LLM's JSON, as families; none if nothing ran since the page was last read."""
     try:
-        passes = json.loads(text)
+        passes = json.loads(text, parse_int=float)  # of any length: beyond a float's range they are infinite
     except (ValueError, RecursionError):
         raise ServerError(f"{url}: neither Prometheus text nor JSON: {text[:40]!r}") from None
     found: dict[str, list[float]] = {}

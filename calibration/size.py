@@ -6,7 +6,6 @@ from them. A call that finds such a run continues it.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +51,7 @@ from sizing.cli.options import field_options, margin_options, options, shape_opt
 from sizing.cli.plan import report_json, show
 from sizing.cli.shapes import extras_json
 from sizing.errors import SizingError, first_fault
+from sizing.files import yaml_of
 from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
 from sizing.numbers import minutes, percent
 from sizing.plans import NoFeasiblePlan, Plan
@@ -364,10 +364,11 @@ def _file(
     tokenizer = given["tokenizer"]
     if tokenizer not in (None, "none"):
         tokenizer = str(Path(tokenizer).resolve())
-    content = {"server": server, "deployment": facts, **({"tokenizer": tokenizer} if tokenizer else {}), **rest}
+    told = {"tokenizer": tokenizer} if tokenizer else {}
+    content = {"server": dict(server), "deployment": dict(facts), **told, **rest}
     if not {"concurrency", "rates"} & set(content):
         content["concurrency"] = [1]
-    return parse_plan("".join(f"{name}: {json.dumps(value)}\n" for name, value in content.items()), "options")
+    return parse_plan(yaml_of(content), "options")
 
 
 def measured_before(store: Store, site: Site, given: Mapping[str, Any]) -> int | None:

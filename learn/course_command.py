@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
 from learn.course import (
     ApiPrice,
@@ -37,7 +38,7 @@ from sizing.cli.options import (
     set_by_hand,
     write_json,
 )
-from sizing.errors import ScenarioError
+from sizing.errors import ScenarioError, first_fault
 from sizing.numbers import percent
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Point, read_points
@@ -211,18 +212,21 @@ def has(point: Point, wanted: dict[str, Any]) -> bool:
 
 
 def one_point(given: dict[str, Any]) -> Point:
-    """The point that the options describe. ScenarioError for a number that cannot have been measured."""
+    """The point that the options describe. ScenarioError for what cannot have been measured."""
     for name in ("isl", "osl", "concurrency", "measured_per_s", "tp"):
         if not 0 < given[name] < float("inf"):
             raise ScenarioError(f"{name.replace('_', ' ')} must be a number above 0, got {given[name]:g}")
     names = ("model", "precision", "isl", "osl", "tp")
-    return Point(
-        **{name: given[name] for name in names},
-        gpu=given["gpu"] or "GPU not named",
-        load_kind="concurrency",
-        load_value=given["concurrency"],
-        requests_per_s=given["measured_per_s"],
-    )
+    try:
+        return Point(
+            **{name: given[name] for name in names},
+            gpu=given["gpu"] or "GPU not named",
+            load_kind="concurrency",
+            load_value=given["concurrency"],
+            requests_per_s=given["measured_per_s"],
+        )
+    except ValidationError as error:
+        raise ScenarioError(str(first_fault(error))) from None
 
 
 def our_plan(points: Sequence[Point], sizing: CourseSizing, goals: Sequence[Goal], terms: Terms) -> Plan | str:

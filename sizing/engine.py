@@ -317,6 +317,8 @@ class Batching:
         return self.policy in ("chunked", "prefill_first")
 
 
+MOST_DRAFT_TOKENS = 1000
+"""Drafts in use have 1 to 10."""
 FREE = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -335,8 +337,8 @@ class Speculation:
     draft: StepLaw = FREE
 
     def __post_init__(self) -> None:
-        if self.draft_tokens < 1:
-            raise ScenarioError(f"draft_tokens must be at least 1, got {self.draft_tokens}")
+        if not 1 <= self.draft_tokens <= MOST_DRAFT_TOKENS:
+            raise ScenarioError(f"draft_tokens must be from 1 to {MOST_DRAFT_TOKENS}, got {self.draft_tokens:,}")
         if not 0 <= self.acceptance <= 1:
             raise ScenarioError(f"acceptance must be a share from 0 to 1, got {self.acceptance:g}")
 

@@ -5,6 +5,7 @@ And how long it waits: a computation ends when nobody wants it any more, or at i
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -221,12 +222,16 @@ def tell(error: TimeLimitReached) -> None:
 
 
 def limit_s() -> float:
-    """The limit as the server is set up, in seconds of CPU; 0 = none. Raises ScenarioError for what is no number."""
+    """The limit as the server is set up, in seconds of CPU; 0 = none. Raises ScenarioError for what is no such
+    number."""
     said = os.environ.get(LIMIT_VARIABLE, "")
     try:
-        return float(said) if said else USUAL_S
+        seconds = float(said) if said else USUAL_S
     except ValueError:
-        raise ScenarioError(f"{LIMIT_VARIABLE} must be a number of seconds, 0 for no limit, got {said!r}") from None
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ScenarioError(f"{LIMIT_VARIABLE} must be a number of seconds, 0 for no limit, got {said!r}")
+    return seconds
 
 
 def still_wanted() -> None:

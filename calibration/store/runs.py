@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import sqlalchemy as sql
@@ -36,6 +37,9 @@ from calibration.store.database import (
 from calibration.store.records_file import About, read_log, write_log
 from sizing.errors import first_fault
 from sizing.points import COLUMNS, Point
+
+BEGUN: Mapping[str, Any] = MappingProxyType({"ended": None, "error": "", "phase": "", "share": 0.0, "left_s": None})
+"""Of a run that begins, or begins again: nothing of it is measured, and nothing is known of its end."""
 
 # --- Which process measures a run, and whether it is alive: by /proc on this machine, elsewhere by its heartbeat
 
@@ -381,7 +385,7 @@ class Store:
 
         Raises StoreError if a live process is still measuring it, or another run at its server is active.
         """
-        fresh = {"state": "running", "ended": None, "error": "", "phase": "", "share": 0.0, "left_s": None}
+        fresh = {"state": "running", **BEGUN}
         if levels is not None:
             fresh["levels"] = levels
         if target:

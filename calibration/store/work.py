@@ -9,7 +9,17 @@ from datetime import UTC, datetime
 import sqlalchemy as sql
 
 from calibration.store.database import runs
-from calibration.store.runs import Ending, Owner, Store, check_free, insert_run, set_standing, unknown, update_run
+from calibration.store.runs import (
+    BEGUN,
+    Ending,
+    Owner,
+    Store,
+    check_free,
+    insert_run,
+    set_standing,
+    unknown,
+    update_run,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,7 @@ def requeue(store: Store, run_id: int) -> None:
     target = store.run(run_id).target
     with store.database.alone() as connection:
         check_free(connection, target, store.database.clock)
-        again = {"state": "queued", "ended": None, "error": "", "phase": "", "log": "", "stop_asked": 0.0}
+        again = {"state": "queued", **BEGUN, "log": "", "stop_asked": 0.0}
         update_run(connection, run_id, again | asdict(Owner.here()) | {"heartbeat": store.database.clock})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -53,7 +54,8 @@ def write(report: Report, path: Path) -> None:
         part.write_bytes(data)
         part.replace(path)
     except (OSError, ValueError) as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError, ValueError):
+            part.unlink()
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ReportError(f"{line(str(path))}: cannot be written ({reason})") from None
 

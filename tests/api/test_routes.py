@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from api import routes as api
-from api.questions import COMMANDS
+from api.questions import COMMANDS, JsonQuestion, Refused
+from api.workers import Workers
 from calibration.records import Measurement
 from calibration.store import DATABASE_VARIABLE, Store
 from calibration.store.bundle import import_measurements
@@ -49,6 +51,19 @@ def test_plans_are_compared_by_name(post: Post) -> None:
     alone = post("plan", QUESTION).json()
     found = post("compare", {"cases": {"now": QUESTION, "wrong": QUESTION | {"rate": -1}}}).json()["cases"]
     assert found["now"] == alone and found["wrong"]["status"] == 400
+
+
+def test_a_computation_that_fails_is_a_problem() -> None:
+    """Which a comparison has beside its other answers."""
+
+    class Failing(Workers):
+        async def answer(self, question: JsonQuestion) -> bytes | Refused:
+            raise MemoryError
+
+    with pytest.raises(api.Problem) as failed:
+        asyncio.run(api.answer(JsonQuestion.of("plan", QUESTION), Failing(1, 30.0)))
+    told = failed.value.response()
+    assert (told.status_code, failed.value.kind, told.media_type) == (500, "lost", "application/problem+json")
 
 
 @pytest.mark.parametrize("cases", [{}, [], {"a": 1}, {str(number): QUESTION for number in range(17)}])

@@ -42,8 +42,9 @@ def test_a_dear_question_is_refused_with_its_reason_and_not_remembered(
     assert page != "size" or "n" in query_of(app)
 
 
-def test_a_limit_that_is_no_number_is_told(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LIMIT_VARIABLE, "soon")
+@pytest.mark.parametrize("limit", ["soon", "-5", "nan"])
+def test_a_limit_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setenv(LIMIT_VARIABLE, limit)
     app = AppTest.from_file(str(ROOT / "app.py"))
     app.run()
     assert not app.exception

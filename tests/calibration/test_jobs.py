@@ -169,7 +169,38 @@ def test_a_run_is_seen_to_although_the_database_is_away_for_a_moment(
         other.close()
         watch.join(WITHIN_S)
         assert sleeper.wait(WITHIN_S) == -signal.SIGTERM
-    assert store.run(run_id).state == "lost"
+        watch.join(WITHIN_S)
+    run = store.run(run_id)
+    assert (run.state, run.error) == ("interrupted", "it did not stop when requested, and was terminated")
+
+
+@pytest.mark.usefixtures("allowed")
+def test_a_run_whose_process_never_started_can_be_stopped(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is away between the queueing and the start: the run has the app itself for an owner, which lives."""
+
+    def away(run_id: int) -> Path:
+        raise StoreAway("the database does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "folder", away)
+        with pytest.raises(StoreAway):
+            jobs.start(store, plan(url))
+    (run,) = store.runs()
+    assert run.state == "queued"
+    jobs.ask_to_stop(store, run.id)
+    jobs.seen_to(store, run.id, patience_s=0.3)
+    ended_run = store.run(run.id)
+    assert (ended_run.state, ended_run.error) == ("interrupted", "it was stopped before its process had started")
+    jobs.stop(store, jobs.start(store, plan(url)))  # the server is free again
+
+
+def test_a_run_that_ended_of_itself_is_not_said_to_be_terminated(store: Store, url: str) -> None:
+    run_id = store.create_run("plan", target=url)
+    store.finish_run(run_id, "failed", "why")
+    jobs.seen_to(store, run_id, patience_s=0.3)
+    assert (store.run(run_id).state, store.run(run_id).error) == ("failed", "why")
 
 
 @pytest.mark.usefixtures("allowed")

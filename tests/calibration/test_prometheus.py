@@ -160,6 +160,7 @@ def test_servers_without_lengths_say_so(
         (("--model", "day", "--from", "-1x"), "--from '1x': write it as"),
         (("--model", "day", "--from", "soon"), "--from 'soon': write now"),
         (("--model", "day", "--from", "now"), "--from must be two steps"),
+        (("--model", "day", "--from", "0001-01-01"), "--from must be 400 days before --to at most"),
         (("--model", "day", "--label", "a-b=c"), "--label 'a-b=c': write NAME=VALUE"),
         (("--model", "day", "--arrivals", "gamma"), "--arrivals 'gamma': gamma.cv: is missing"),
         (("--model", "day", "--isl-law", "lognormal"), "--isl-law 'lognormal'"),
@@ -246,6 +247,12 @@ ANSWERS: dict[str, tuple[int, bytes, str]] = {
     "sample": (
         200,
         b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1]}]}}',
+        "a sample that is not a time and a number",
+    ),
+    "endless": (
+        200,
+        b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [%s, "1"]}]}}'
+        % (b"1" * 400),
         "a sample that is not a time and a number",
     ),
     "refused": (400, b'{"status": "error", "error": "too\\nmany\\u001b[31m samples"}', "refuses the query ('too many"),

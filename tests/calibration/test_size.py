@@ -329,6 +329,14 @@ def test_the_only_model_of_a_server_need_not_be_named() -> None:
         assert "give --gpu" in refused(result) and f"model {MODEL}, the only one" in result.stderr
 
 
+def test_names_may_have_any_characters() -> None:
+    """Beyond U+FFFF too, which JSON writes as two halves that YAML does not join."""
+    name = "m😀 'x': #漢"
+    with openai_server(Manners(pages={"/v1/models": {"object": "list", "data": [{"id": name}]}})) as server:
+        result = size(server.url, model=name, gpu=None)
+        assert "give --gpu" in refused(result)
+
+
 def test_what_a_server_does_not_say_of_itself_is_asked_for() -> None:
     with openai_server() as server:
         assert "give --gpu" in refused(size(server.url, model=MODEL, gpu=None))

@@ -174,6 +174,14 @@ def given_by_hand(**changes: str | None) -> list[str]:
     return [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("isl", "1e300"), ("tp", "9" * 23), ("model", ""), ("requests-per-s", "1e-320")]
+)
+def test_what_cannot_have_been_measured_is_one_line(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = command([*given_by_hand(**{name: value}), "--peak", "10"], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ")
+
+
 def test_the_example_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = command(["--example"], capsys)
     assert (code, err) == (0, "")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtri
 
 from sizing.engine import UNLIMITED_KV_TOKENS, Batching, Replica, Roughness, Speculation, StepLaw
+from sizing.errors import ScenarioError
 from sizing.prediction import Caution, Prediction, Quantiles, saturated
 from sizing.queueing import predict, slots, stable_rate_per_s
 from sizing.queueing.demand import WorkVariance, demand_of
@@ -46,6 +47,12 @@ def test_speculation_takes_the_steps_that_its_acceptance_gives(k, a, gaps):
     tokens = 1 + (np.cumprod(rng.random((400, gaps, k)) < a, axis=2)).sum(axis=2)
     steps = (np.cumsum(tokens, axis=1) < gaps).sum(axis=1) + 1
     assert demand_of(engine, Lengths(100, gaps + 1)).decode_steps == pytest.approx(steps.mean(), rel=0.02)
+
+
+@pytest.mark.parametrize("tokens", [0, 1001, 10**22])
+def test_drafts_have_a_length_that_can_be_computed(tokens):
+    with pytest.raises(ScenarioError, match="draft_tokens must be from 1 to 1000"):
+        Speculation(tokens, 0.7)
 
 
 def test_free_draft_that_is_never_right_costs_its_tokens():

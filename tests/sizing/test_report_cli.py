@@ -137,6 +137,7 @@ def test_bad_names_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("report.json", "x.docx", ".html, .pdf, .xlsx, .json"),
         ("report.json", "none/x.json", "cannot be written"),
         ("report.json", f"{'x' * 300}.json", "cannot be written"),
+        ("report.json", "report.json/x.json", "cannot be written"),
     ):
         code, printed, err = run(["report", "--plan", str(tmp_path / plan), "--out", str(tmp_path / out)], capsys)
         assert (code, printed, err.count("\n")) == (2, "", 1), plan

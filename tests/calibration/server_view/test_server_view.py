@@ -554,6 +554,8 @@ def test_the_json_of_tensorrt_llm_is_read_as_means_over_its_passes() -> None:
     assert (found["engine_requests_running_mean"], found["engine_requests_waiting_mean"]) == (3, 1)
     assert (found["kv_cache_used_share_mean"], found["kv_cache_tokens"]) == (0.25, 120 * 32)
     assert "finished_per_s" in counter_means(busy, idle, "toy")
+    endless = parse_page(f'[{{"numActiveRequests": 1{"0" * 400}}}, {{"numActiveRequests": 4}}]', "test", 0.0)
+    assert gauge_means([endless, endless], "toy")["engine_requests_running_mean"] == 4
     with pytest.raises(ServerError, match="neither Prometheus text nor JSON"):
         parse_page("[" * 100_000, "test", 0.0)
 

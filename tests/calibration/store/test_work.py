@@ -17,7 +17,7 @@ import sqlalchemy as sql
 from calibration.errors import StoreError
 from calibration.store import Run, Store
 from calibration.store.bundle import export_bundle, import_bundle, import_measurements
-from calibration.store.runs import LOST_AFTER_S, Owner
+from calibration.store.runs import LOST_AFTER_S, Owner, update_run
 from calibration.store.work import accept, ask_to_stop, discard, enqueue, give_up, hand_over, requeue, work
 from tests.calibration.kept import POINT, measurement
 from tests.calibration.outside import altered, first_line, go_on, python
@@ -91,6 +91,16 @@ def test_a_server_measured_from_the_command_line_is_not_free_either(store: Store
     store.finish_run(run_id, "failed", "why")
     requeue(store, run_id)
     assert (store.run(run_id).state, store.run(run_id).error) == ("queued", "")
+
+
+def test_a_run_that_is_queued_again_has_no_progress(store: Store) -> None:
+    run_id = store.create_run("plan", target=TARGET)
+    with store.database.writing() as connection:
+        update_run(connection, run_id, {"phase": "level 3", "share": 0.7, "left_s": 300.0})
+    store.finish_run(run_id, "failed", "why")
+    requeue(store, run_id)
+    progress = work(store, run_id)
+    assert (progress.phase, progress.share, progress.left_s) == ("", 0.0, None)
 
 
 BEGIN = """

@@ -136,6 +136,7 @@ class Load:
 
     `issued` requests fell due inside the window; `offered_per_s`, in an open loop, is their planned rate. `served`: by
     how many requests, of all clients, the server's own counters rose during the level; None if that is unknown.
+    `counts_tokens`: False if no token is counted, and the responses of an answer stand for its tokens.
     """
 
     log: RequestLog
@@ -146,6 +147,7 @@ class Load:
     client: ClientHealth = ClientHealth()
     offered_per_s: float | None = None
     served: int | None = None
+    counts_tokens: bool = True
 
     @property
     def of_others(self) -> int:

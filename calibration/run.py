@@ -252,6 +252,7 @@ class Sweep:
             seen = scraper.means((load.start_s, load.stop_s))
             load = replace(load, served=scraper.served())
             notes += [*scraper.notes(), *self._reuse(level, seen.get("kv_cache_blocks_reused", 0.0))]
+        load = replace(load, counts_tokens=target.contract.counted_by != "responses")
         where = f"calibration run {self.run_id}, {server.model} at {server.url}"
         shared = target.plan.lengths[level.entry].shared_prefix
         staggered = level.kind == "concurrency" and target.plan.ramp_s is None

@@ -137,6 +137,8 @@ STRAY = 1
 CHANGE_ALLOWED = 0.05
 WARM_UP_SHARES = (0.1, 0.25)
 LITTLE_ALLOWED = 0.05
+LENGTHS_ALLOWED = 0.1
+"""Of the mean answer, where single ones may have any length: counted again from its text, one is a token or two off."""
 FALSE_ALARMS = 0.005
 Rule = Callable[[Load, Level, Sample], Iterator[str]]
 _JUDGED: tuple[tuple[Mean, str], ...] = (("ttft_mean", "TTFT"), ("e2e_mean", "E2E"))
@@ -271,6 +273,10 @@ def _wrong_lengths(load: Load, level: Level, sample: Sample) -> Iterator[str]:
     if wrong.any():
         first = load.log.error[int(np.argmax(wrong))]
         yield f"{wrong.sum()} of {len(sample)} answers; the first: {first}"
+        return
+    had, asked = (float(np.average(tokens, weights=sample.weight)) for tokens in (sample.log.tokens, sample.log.osl))
+    if load.counts_tokens and abs(had / asked - 1) > LENGTHS_ALLOWED:
+        yield f"the answers had {had:.4g} tokens on average, {asked:.4g} were asked for"
 
 
 def _unsteady(load: Load, level: Level, sample: Sample) -> Iterator[str]:

@@ -338,7 +338,8 @@ STEADY = 0.05
 WORTH = 0.1
 """Share by which all that is left must narrow the band for it to be worth measuring."""
 GROWS_WORSE = ("overloaded", "client_limited", "errors")
-"""Verdicts of a void point that a higher load would only earn again."""
+"""Verdicts of a void point that a higher load would only earn again: of the client's from the second level on, as one
+may be a moment's lag, of which fewer users with their short times can bear the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,11 +404,11 @@ def choose(
 
 def shunned(option: Option, points: Sequence[Point]) -> bool:
     """True for a level that was measured, or would come out void as one of the same lengths and fewer users did."""
-    return any(
-        concurrency(point) == option.users or (concurrency(point) < option.users and point.verdict in GROWS_WORSE)
-        for point in points
-        if option.is_like(point)
-    )
+    alike = [point for point in points if option.is_like(point)]
+    worse = {concurrency(point): point.verdict for point in alike if point.verdict in GROWS_WORSE}
+    fewer = [verdict for users, verdict in worse.items() if users < option.users]
+    measured = any(concurrency(point) == option.users for point in alike)
+    return measured or len(fewer) > fewer.count("client_limited") or len(fewer) > 1
 
 
 def history(points: Sequence[Point], question: Question) -> list[Belief]:

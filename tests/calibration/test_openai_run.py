@@ -19,6 +19,7 @@ from calibration.target import access
 from sizing.errors import FitError
 from sizing.fitting import fit
 from sizing.points import Scheduling
+from tests.calibration.load.test_openai import tokenizer_file
 from tests.calibration.openai_server import MODEL, Manners, OpenAiServer, openai_server
 from validation.evidence import measured_arrivals
 from validation.measure_servers import drawn_of
@@ -84,6 +85,17 @@ def test_answers_of_other_lengths_void_the_point(tmp_path: Path) -> None:
     (point,) = store.points(1)
     assert point.verdict == "wrong_lengths" and point.void
     assert "5 tokens in the answer where 8 were asked for" in point.notes
+
+
+@pytest.mark.parametrize("tires_after", [12, 0])
+def test_early_ends_are_noticed_where_the_tokenizer_counts(tmp_path: Path, tires_after: int) -> None:
+    """The server tells no counts: a single answer may have any length, their mean may not."""
+    with openai_server(Manners(usage="none", tires_after=tires_after)) as server:
+        store = Store()
+        run(parse_plan(plan(server, extra=f"tokenizer: {tokenizer_file(tmp_path)}\n")), store)
+    (point,) = store.points(1)
+    assert (point.verdict == "wrong_lengths") == bool(tires_after)
+    assert ("tokens on average, 8 were asked for" in point.notes) == bool(tires_after)
 
 
 def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:

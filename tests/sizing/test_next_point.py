@@ -240,7 +240,7 @@ def test_no_time_at_all_is_said_before_anything_is_measured() -> None:
 
 @pytest.mark.parametrize("verdict", ["overloaded", "client_limited", "errors", "unsteady", "little", "wrong_lengths"])
 def test_a_void_level_is_not_chosen_again(verdict: Verdict) -> None:
-    """Above one that the load itself has spoilt, none higher of those lengths is chosen."""
+    """Above one that the load itself has spoilt, none higher of those lengths is chosen: of the client's lag two."""
     spoilt = [simulated_point(option, verdict=verdict) for option in OPTIONS if option.users == 4]
     decision = ask(spoilt)
     chosen = set()
@@ -251,6 +251,13 @@ def test_a_void_level_is_not_chosen_again(verdict: Verdict) -> None:
         decision = ask(spoilt)
     assert decision == Stop("nothing")
     assert chosen == ({1} if verdict in ("overloaded", "client_limited", "errors") else {1, 16, 64})
+
+
+@pytest.mark.parametrize(("verdict", "goes_on"), [("client_limited", True), ("errors", False), ("overloaded", False)])
+def test_a_moment_s_lag_of_the_client_does_not_end_a_sweep(verdict: Verdict, goes_on: bool) -> None:
+    """A fixed lag is the largest share of the shortest times, which are those of the fewest users."""
+    spoilt = [simulated_point(option, verdict=verdict) for option in OPTIONS if option.users == 1]
+    assert isinstance(ask(spoilt), LevelChoice) == goes_on
 
 
 def counted(working: int, low: int, high: int | None, load_per_s: float = 1.0) -> Belief:

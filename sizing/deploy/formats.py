@@ -311,6 +311,24 @@ def _name_note(plan: Deployment, engine: str) -> list[str]:
     return []
 
 
+ROUTED: Mapping[str, str] = MappingProxyType(
+    {
+        "round_robin": "to the replicas in turn",
+        "power_of_two": "to the less busy of two replicas drawn at random",
+        "least_outstanding": "to the replica with the fewest requests outstanding",
+        "affinity": "to the replica that has served the session before",
+    }
+)
+"""By how the plan says that requests were routed; at random is what any load balancer does at least."""
+
+
+def _routing_note(plan: Deployment) -> list[str]:
+    how = ROUTED.get(plan.routing)
+    if how is None or plan.fleet.replicas == 1:
+        return []
+    return [f"simulated with requests routed {how}: have the load balancer do so, at random they may miss the SLA"]
+
+
 def _no_option(plan: Deployment) -> None:
     for name in (plan.path, plan.model):
         if name.startswith("-"):
@@ -351,7 +369,7 @@ def _one_server(plan: Deployment, of: str) -> None:
 
 def _shell(plan: Deployment, engine: str) -> dict[str, str]:
     found, told = ENGINES[engine], ENGINES[engine].told(plan.fleet)
-    notes = [*told.notes, *_name_note(plan, engine), *_apart_note(plan)]
+    notes = [*told.notes, *_name_note(plan, engine), *_routing_note(plan), *_apart_note(plan)]
     header = _header(plan, f"{found.title} {found.version}", notes)
     run = " \\\n    ".join(map(shlex.join, _grouped(command(plan, engine))))
     balanced = comment([f"One replica; start {plan.fleet.replicas} of them behind a load balancer."])
@@ -457,7 +475,7 @@ def _helm(plan: Deployment) -> dict[str, str]:
         "requestGPUType": gpu_resource(pool.gpu),
         "vllmConfig": config,
     }
-    notes = [*told.notes, *_image_notes(pool), HOST_NOTE, *_apart_note(plan)]
+    notes = [*told.notes, *_routing_note(plan), *_image_notes(pool), HOST_NOTE, *_apart_note(plan)]
     header = _header(plan, f"{CHARTS['helm']} with vLLM {found.version}", notes)
     return {"values.yaml": header + yaml_text({"servingEngineSpec": {"enableEngine": True, "modelSpec": [spec]}})}
 
@@ -501,7 +519,8 @@ def _kserve(plan: Deployment) -> dict[str, str]:
         "metadata": _metadata(plan, annotations=annotations),
         "spec": {"predictor": {**counts, "containers": [container], "volumes": volumes}},
     }
-    notes = [*told.notes, *_name_note(plan, engine), *_image_notes(pool), *_apart_note(plan)]
+    own = [*_name_note(plan, engine), *_routing_note(plan)]
+    notes = [*told.notes, *own, *_image_notes(pool), *_apart_note(plan)]
     header = _header(plan, f"{CHARTS['kserve']} with {found.title} {found.version}", notes)
     return {"inferenceservice.yaml": header + yaml_text(*objects, service)}
 
@@ -509,6 +528,7 @@ def _kserve(plan: Deployment) -> dict[str, str]:
 def _dynamo(plan: Deployment) -> dict[str, str]:
     pools = {"prefill": plan.prefill, "decode": plan.decode} if plan.prefill and plan.decode else {"worker": plan.fleet}
     engine = engine_of(next(iter(pools.values())))
+    _same_stages(plan, engine)
     image = DYNAMO_IMAGES[engine]
     front = {"containers": [{"name": "main", "image": image}]}
     workers = [_worker(plan, role, pool, engine, image) for role, pool in pools.items()]
@@ -520,11 +540,23 @@ def _dynamo(plan: Deployment) -> dict[str, str]:
         "spec": {"backendFramework": engine, "components": [frontend, *workers]},
     }
     notes = dict.fromkeys(note for role, pool in pools.items() for note in _worker_notes(role, pool, engine))
-    if engine != "trtllm":
-        notes |= dict.fromkeys(_name_note(plan, engine))
+    notes |= dict.fromkeys([*(_name_note(plan, engine) if engine != "trtllm" else []), *_routing_note(plan)])
     title = f"{CHARTS['dynamo']} with {ENGINES[engine].title} {DYNAMO_ENGINES[engine]}"
     header = _header(plan, title, notes, pools.values())
     return {"dynamographdeployment.yaml": header + yaml_text(graph)}
+
+
+def _same_stages(plan: Deployment, engine: str) -> None:
+    """Raise DeployError where an engine cannot hand the KV cache over between the pools' pipeline stages: vLLM to none
+    (its NIXL connector), SGLang to one or as many (disaggregation/common/conn.py)."""
+    if plan.prefill is None or plan.decode is None:
+        return
+    before, after = plan.prefill.pp, plan.decode.pp
+    if after > 1 and (engine == "vllm" or (engine == "sglang" and after != before)):
+        raise DeployError(
+            f"dynamo: {ENGINES[engine].title} cannot hand the KV cache of {before} pipeline stages to {after}: plan "
+            "with layouts of one stage for tokens"
+        )
 
 
 DYNAMO_VERSION = "1.6.0"

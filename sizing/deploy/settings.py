@@ -194,7 +194,7 @@ class Deployment:
     """A plan to be exported: one fleet or, of a plan with prefill and decode apart, `prefill` and `decode` beside it.
 
     `path`: where the servers find the weights; `name`: of the Kubernetes objects; `namespace`: theirs, empty for that
-    of the client.
+    of the client; `routing`: of requests among the replicas, empty if the plan does not say.
     """
 
     model: Annotated[str, Field(min_length=1, max_length=1000)]
@@ -205,6 +205,7 @@ class Deployment:
     path: str = ""
     name: str = ""
     namespace: str = ""
+    routing: _Name = ""
 
 
 _POOL, _DEPLOYMENT = TypeAdapter(Pool), TypeAdapter(Deployment)
@@ -243,10 +244,15 @@ def deployment_of(
                 "path": path or model,
                 "name": name or kubernetes_name(model.rpartition("/")[2]),
                 "namespace": namespace,
+                "routing": next(filter(None, map(_routing, (document.get("sessions"), document.get("question")))), ""),
             }
         )
     except ValidationError as error:
         raise DeployError(str(first_fault(error))) from None
+
+
+def _routing(part: Any) -> str:
+    return str(part.get("routing") or "") if isinstance(part, Mapping) else ""
 
 
 MOST_NAME = 50

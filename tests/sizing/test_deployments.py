@@ -11,6 +11,7 @@ import subprocess
 import urllib.request
 import zipfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -363,6 +364,37 @@ def test_gauges_that_nobody_scrapes_scale_nothing_down() -> None:
         ]
         assert trigger["metadata"]["ignoreNullValues"] == "false"
         assert f"sum({gauge}" in trigger["metadata"]["query"]
+
+
+def test_how_requests_are_routed_is_said_where_it_is_not_at_random() -> None:
+    asked = "fewest requests outstanding"
+    for routing, said in (("random", False), ("least_outstanding", True)):
+        plan = deployment_of(document(routing=routing))
+        for name, files in FORMATS.items():
+            if name not in ("keda", "hpa"):
+                assert all((asked in text) == said for text in files(plan).values() if text.startswith("#")), name
+    alone = deployment_of(document(routing="least_outstanding") | {"replicas": 1, "spare": 0})
+    assert asked not in FORMATS["vllm"](alone)["vllm.sh"]
+    sessions = deployment_of(document() | {"sessions": {"routing": "affinity"}})
+    assert "has served the session before" in FORMATS["helm"](sessions)["values.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "stages", "taken"),
+    [
+        ("vllm", (2, 2), False),
+        ("vllm", (2, 1), True),
+        ("sglang", (1, 2), False),
+        ("sglang", (2, 2), True),
+        ("trtllm", (1, 2), True),
+    ],
+)
+def test_pools_are_refused_that_an_engine_cannot_join(engine: str, stages: tuple[int, int], taken: bool) -> None:
+    one = document(engine=engine)
+    pools = {role: one | {"pp": pp} for role, pp in zip(("prefill", "decode"), stages, strict=True)}
+    plan = deployment_of(one | {"disaggregated": pools})
+    with nullcontext() if taken else pytest.raises(DeployError, match=f"of {stages[0]} pipeline stages to {stages[1]}"):
+        FORMATS["dynamo"](plan)
 
 
 def test_names_that_an_engine_cannot_serve_under_are_said() -> None:

@@ -25,6 +25,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from sizing.budget import within
+from sizing.candidates import law_of
+from sizing.catalog import forgotten_after
 from sizing.cli import cli
 from sizing.cli.plan import show
 from sizing.errors import ScenarioError, SizingError, TimeLimitReached, one_line
@@ -217,7 +219,7 @@ class JsonQuestion:
     def answer(self, limit_s: float) -> bytes | Refused:
         """What the command prints as JSON, computed here; raises TimeLimitReached beyond `limit_s` seconds of CPU."""
         try:
-            with _written(json.loads(self.body)) as given, within(limit_s):
+            with _written(json.loads(self.body)) as given, within(limit_s), _models_apart("config" in given):
                 return _asked(self.command, given, limit_s)
         except NoFeasiblePlan as error:
             return _printed(partial(show, error, json_=True))
@@ -269,6 +271,21 @@ def _arguments(name: str, given: Mapping[str, Any]) -> Iterator[str]:
 def _word(value: object) -> str:
     """A value as one would type it; whole numbers without a decimal point."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
+
+
+@contextmanager
+def _models_apart(own: bool) -> Iterator[None]:
+    """A question with a model of its `own`, under whatever name, and all others do not see each other's: neither the
+    model nor fits, which are kept by the names of models."""
+    if not own:
+        yield
+        return
+    law_of.cache_clear()
+    try:
+        with forgotten_after():
+            yield
+    finally:
+        law_of.cache_clear()
 
 
 @contextmanager

@@ -212,9 +212,7 @@ def compared(before: Sequence[Measurement], now: Sequence[Measurement], toleranc
         new = next((item for item in now if level_key(item.point) == level_key(old.point)), None)
         users = _users(old.point.load_value)
         if new is None or new.point.void:
-            why = (
-                "it was not measured" if new is None else f"its point is void ({new.point.verdict}: {new.point.notes})"
-            )
+            why = "it was not measured" if new is None else f"its point is void ({new.point.notes})"
             raise Undecided(f"whether the calibration holds is undecided: {users}: {why}")
         for place, figure in enumerate(FIGURES):
             then_value, now_value = getattr(old.point, figure), getattr(new.point, figure)

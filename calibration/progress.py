@@ -10,6 +10,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from calibration.plan import Level
 from calibration.records import Measurement
 from calibration.run import Listener
+from sizing.errors import one_line
+
+LONGEST_SAID = 2000
+"""Characters of a line; what it says of a server, this may have chosen."""
 
 
 def drawn_bar(console: Console) -> Progress:
@@ -55,7 +59,7 @@ class Bar(Listener):
         self._progress.update(self._task, description="checking the load generator")
 
     def says(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(one_line(text, LONGEST_SAID), highlight=False, markup=False, soft_wrap=True)
 
     def expects(self, level: Level, seconds: float, after_s: float) -> None:
         self._expected_s = seconds

@@ -9,6 +9,7 @@ import asyncio
 import math
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -22,6 +23,7 @@ from calibration.errors import CalibrationError, Cancelled, ClientLimitedError, 
 from calibration.levels import Pace, job_of, order_of
 from calibration.load import system
 from calibration.load.loops import Job, ask
+from calibration.load.openai import BUSY_TRIES, BUSY_WAIT_S
 from calibration.load.pool import Workers
 from calibration.load.self_check import processes_needed
 from calibration.metrics.measurement import measurement
@@ -35,6 +37,7 @@ from calibration.target import ENGINE_MODEL, Target, access, prepare
 from sizing.points import Point
 
 PROBES = 2
+BUSY = ("HTTP 429", "HTTP 503")
 DISTURBED = ("client_limited", "shared")
 """Verdicts on a disturbance rather than the server, which would mislead an adaptive sweep: the level is repeated."""
 _PROBE = 1_000_000
@@ -188,14 +191,20 @@ class Sweep:
             raise without[0]
 
     def probe(self, level: Level) -> Pace:
-        """Send two requests to the idle server; the second is timed, and scaled to the mean lengths.
+        """Send two requests to the idle server; the second is timed, and scaled to the mean lengths. They are sent
+        again while the server says that it is busy.
 
         Raises NothingAnswered if one fails.
         """
         target = self.target
         contract, source = target.contract, target.source(level.entry, (*target.seed(level), _PROBE))
-        log = asyncio.run(ask(target.plan.server, contract, [*islice(source.requests(), PROBES)]))
-        faults = [error for error in log.error if error]
+        requests = [*islice(source.requests(), PROBES)]
+        for attempt in range(BUSY_TRIES):
+            log = asyncio.run(ask(target.plan.server, contract, requests))
+            faults = [error for error in log.error if error]
+            if not any(error.startswith(BUSY) for error in faults) or attempt == BUSY_TRIES - 1:
+                break
+            time.sleep(BUSY_WAIT_S)
         if faults:
             raise NothingAnswered(f"{level.label}: the first request failed: {faults[0]}")
         ttft_s, e2e_s = float(log.first_token_s[-1] - log.sent_s[-1]), float(log.last_token_s[-1] - log.sent_s[-1])

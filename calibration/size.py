@@ -50,7 +50,7 @@ from sizing.analyses.verification import Sent, Verification, compared, verificat
 from sizing.cli.options import field_options, margin_options, options, shape_option, sla_options, take_shape, write_json
 from sizing.cli.plan import report_json, show
 from sizing.cli.shapes import extras_json
-from sizing.errors import SizingError, first_fault
+from sizing.errors import SizingError, first_fault, one_line
 from sizing.files import yaml_of
 from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
 from sizing.numbers import minutes, percent
@@ -295,7 +295,11 @@ def site_at(url: str, given: Mapping[str, Any], bar: Bar) -> Site:
 def only_model(models: Sequence[str], bar: Bar) -> str:
     """The one model that the server lists. Raises click.UsageError if it lists none or several."""
     if len(models) != 1:
-        which = f"the server lists {', '.join(models[:5])}" if models else f"for instance --model {TRITON_MODEL}"
+        which = (
+            f"the server lists {', '.join(map(one_line, models[:5]))}"
+            if models
+            else f"for instance --model {TRITON_MODEL}"
+        )
         raise click.UsageError(f"give --model, by the server's name for it: {which}")
     bar.says(f"model {models[0]}, the only one that the server lists")
     return models[0]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -153,6 +154,17 @@ def keep(model: Model) -> Model:
     while len(_own) > MOST_OWN:
         _own.pop(next(iter(_own)), None)
     return model
+
+
+@contextmanager
+def forgotten_after() -> Iterator[None]:
+    """What is kept inside is unknown again outside: a server's questions do not see each other's models."""
+    before = dict(_own)
+    try:
+        yield
+    finally:
+        _own.clear()
+        _own.update(before)
 
 
 def own(name: str) -> Model | None:

@@ -77,6 +77,15 @@ class LoadResponse:
         rising, kept = np.unique(self.excess, return_index=True)
         return float(np.interp(rate_per_s, self.rates_per_s[kept], rising))
 
+    def reached(self, rate_per_s: float, sla: Sla) -> Limit:
+        """The limit that is used up most at a rate, by lines between the known loads: at the edge the first to fail."""
+
+        def used(limit: Limit) -> float:
+            logs = [log_ratio(each.value_s(limit), limit.limit_s) for each in self.predictions]
+            return float(np.interp(rate_per_s, self.rates_per_s, logs))
+
+        return max(sla.limits, key=used)
+
     def next_rate_per_s(self, level: float, most_per_s: float, within: float, number: int) -> float | None:
         """The next rate at which to evaluate the formula, for the `number`-th time from 0, to find the rate of `level`.
 
@@ -365,11 +374,14 @@ class Method:
 
     `capacity_per_s(replica, setting)`: requests/s of one replica at which the SLA is about to fail; raises SlaMissed if
     it fails without load. `predict(replica, setting, rate_per_s)`: percentiles when every replica gets that rate.
+    `reached(replica, setting, capacity_per_s)`: the limit that fails at that capacity. It need not be the one with the
+    least room at a lower load: percentiles of gaps jump.
     """
 
     name: MethodName
     capacity_per_s: Callable[[Replica, Setting], float]
     predict: Callable[[Replica, Setting, float], Prediction]
+    reached: Callable[[Replica, Setting, float], Limit]
 
 
 def predict_at(replica: Replica, setting: Setting, rate_per_s: float) -> Prediction:
@@ -523,8 +535,27 @@ def _missed(idle: Simulated, sla: Sla) -> SlaMissed:
     return SlaMissed(limit, prediction.value_s(limit), simulated=True)
 
 
-BY_FORMULA = Method("analytic", analytic_capacity_per_s, predict_at)
-BY_SIMULATION = Method("simulation", simulated_capacity_per_s, simulate_at)
+def analytic_reached(replica: Replica, setting: Setting, capacity_per_s: float) -> Limit:
+    """The limit that fails at the capacity, by formula."""
+    return load_response(replica, setting).reached(capacity_per_s, setting.sla)
+
+
+def simulated_reached(replica: Replica, setting: Setting, capacity_per_s: float) -> Limit:
+    """The same by a run just beyond the capacity, judged as the search judges its runs; by formula where none is
+    steady."""
+    if len(setting.sla.limits) == 1:
+        return setting.sla.limits[0]
+    fleet = replace(setting, replicas=simulated_replicas(setting.replicas, setting.routing))
+    ceiling_per_s = MOST_SHARE * stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
+    run = run_at(replica, fleet, min(BEYOND * capacity_per_s, ceiling_per_s), requests_for(fleet))
+    if run.saturated:
+        return analytic_reached(replica, setting, capacity_per_s)
+    return max(setting.sla.limits, key=lambda limit: log_ratio(upper_percentile(run, limit, SURE), limit.limit_s))
+
+
+BEYOND = 1 + TOLERANCE
+BY_FORMULA = Method("analytic", analytic_capacity_per_s, predict_at, analytic_reached)
+BY_SIMULATION = Method("simulation", simulated_capacity_per_s, simulate_at, simulated_reached)
 
 
 def first_capacity_per_s(replica: Replica, setting: Setting) -> float:

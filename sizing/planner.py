@@ -187,7 +187,7 @@ def _sized(question: Question, candidate: Candidate, method: Method) -> Fleet | 
         capacity_per_s=capacity_per_s,
         requests_per_s_per_replica=capacity_per_s * (1 - question.headroom),
         predicted=predicted,
-        binding=predicted.binding(question.sla),
+        binding=method.reached(candidate.replica, question.setting(working), capacity_per_s),
         working_low=working_low,
         working_high=working_high,
         stable_per_s=stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix),

@@ -132,8 +132,8 @@ class Fleet:
     of one working replica at which the SLA is about to fail; `requests_per_s_per_replica` = capacity x (1 - headroom),
     the rate it is planned for. `working_low`, `working_high`: the count at the ends of the 90 % band of the law; high
     is None when the SLA cannot be met at the slow end. `predicted`: latencies at the planned load spread over the
-    working replicas; `binding`: the limit with the least room there. `stable_per_s`: requests/s above which a replica's
-    queue grows without end, whatever the SLA. `notes`: cautions about this size of fleet.
+    working replicas; `binding`: the limit that a rising load reaches first. `stable_per_s`: requests/s above which a
+    replica's queue grows without end, whatever the SLA. `notes`: cautions about this size of fleet.
     """
 
     candidate: Candidate

@@ -322,8 +322,8 @@ class Setting:
 
     @property
     def herds(self) -> bool:
-        """True if equal requests go to the least busy of several replicas and may fall into lockstep."""
-        return self.replicas > 1 and self.routing == "least_outstanding" and self.workload.lengths.fixed
+        """True if requests with equal answers go to the least busy of several replicas and may fall into lockstep."""
+        return self.replicas > 1 and self.routing == "least_outstanding" and self.workload.lengths.alike
 
     def at(self, rate_per_replica_per_s: float) -> Workload:
         """The workload that gives every replica this many requests/s."""
@@ -407,10 +407,10 @@ class Question:
         """True if a replica carries less in a larger fleet.
 
         Arrivals more regular than Poisson lose their regularity when routed at random among more replicas; equal
-        requests sent to the least busy replica synchronize (2.956 requests/s with 13 replicas, 2.927 with 14).
+        answers by the least busy replica synchronize (2.956 requests/s with 13 replicas, 2.927 with 14).
         """
         thinned = self.routing == "random" and self.workload.arrivals.cv < 1
-        return thinned or (self.routing == "least_outstanding" and self.workload.lengths.fixed)
+        return thinned or (self.routing == "least_outstanding" and self.workload.lengths.alike)
 
 
 def replicas_for(rate_per_s: float, per_replica_per_s: float) -> int:

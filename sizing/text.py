@@ -387,7 +387,9 @@ def tuned_line(tuned: Tuned) -> str:
             f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget} are already the best: "
             f"{len(tuned.tried)} settings tried"
         )
-    found = f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget}"
+    ranks = tuned.fleet.candidate.layout.lanes if isinstance(tuned.fleet, Fleet) else 1
+    all_ = f" (of its {ranks} ranks and stages together)" if ranks > 1 else ""
+    found = f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget}{all_}"
     count = f" {gpus(tuned.fleet.gpus)}" if isinstance(tuned.fleet, Fleet) else ""
     if isinstance(tuned.before, Rejection):
         return f"{found}:{count}; the original settings miss the SLA"
@@ -482,6 +484,8 @@ def sessions_lines(found: SessionPlan) -> tuple[str, ...]:
 def cliff_line(found: SessionPlan, cliff: Seen) -> str:
     """Where the cache begins to thrash."""
     times = significant(cliff.rate_per_s / found.seen.rate_per_s)
+    if cliff.saturated and cliff.hit_rate >= 0.9 * found.seen.hit_rate:
+        return f"At {times} times this load the queue grows without end, with {percent(cliff.hit_rate)} still found"
     if cliff.saturated:
         return f"At {times} times this load contexts crowd each other out of the cache and the queue grows without end"
     later = cliff.predicted.parts["later_ttft"]
@@ -927,7 +931,7 @@ def shares_text(found: Shares) -> str:
 CAUTIONS: dict[CautionKind, str] = {
     "approximate_arrivals": "{arrivals} arrivals: percentiles are approximate; simulate to be sure",
     "unseen_herding": (
-        "least-outstanding routing of equal requests can send them in herds, which only simulation shows"
+        "least-outstanding routing of equal answers can send them in herds, which only simulation shows"
     ),
     "not_modelled": "the formulas leave out {left_out}; simulate to be sure",
     "crowded": (
@@ -939,8 +943,8 @@ CAUTIONS: dict[CautionKind, str] = {
         "formula are then 10 to 60 % too low, and lower above a CV of 2; simulate to be sure"
     ),
     "herding": (
-        "least_outstanding with equal lengths can herd: replicas whose requests finish together attract the next "
-        "burst; round_robin, or lengths that vary, show what the fleet can do"
+        "least_outstanding with equal output lengths can herd: replicas whose requests finish together attract the "
+        "next burst; round_robin, or outputs that vary, show what the fleet can do"
     ),
     "lost_requests": (
         "{share:1%} of the requests were rejected, timed out or cancelled: the latencies are those of the others"

@@ -124,6 +124,12 @@ class Lengths:
         return tokens_at(self.osl, self.osl_cv, self.osl_law, normal)
 
     @property
+    def alike(self) -> bool:
+        """True when all answers are equally long, so that requests which start together end together: behind the least
+        busy replica these may herd, whatever their prompts."""
+        return self.osl_cv == 0
+
+    @property
     def fixed(self) -> bool:
         """True when every request has the same two lengths."""
         return self.isl_cv == 0 and self.osl_cv == 0

@@ -133,8 +133,8 @@ PICKLED: dict[str | type[Any], Callable[[Any], Any]] = {Question: pickle.dumps, 
 
 @st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=PICKLED)
 def _outcome(question: Question, choice: Choice, digest: str, _have: Available) -> Outcome:
-    arguments = question, choice, _have
-    return computed(computing.outcome, *arguments, key=arguments, model=question.model)
+    asked = question, choice
+    return computed(computing.outcome, *asked, _have, key=(*asked, digest), model=question.model)
 
 
 def stamp(scenario: Scenario) -> Stamp:
@@ -375,8 +375,8 @@ def pools(scenario: Scenario) -> Pools | Rejection | str:
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def _pools(question: Question, choice: Choice, digest: str, _have: Available) -> Pools | Rejection | str:
-    arguments = question, choice, _have
-    return computed(computing.pools, *arguments, key=arguments, model=question.model)
+    asked = question, choice
+    return computed(computing.pools, *asked, _have, key=(*asked, digest), model=question.model)
 
 
 def answer_from(points: Sequence[Point], question: Question) -> Outcome:
@@ -434,8 +434,8 @@ def _speeds(scenario: Scenario, digest: str, _have: Available, _plan: Plan | Non
     question = _question(scenario)
     if question is None:
         return []
-    key = question, scenario.choice, _have
-    return computed(computing.speeds, *key, _plan, key=key, model=question.model)
+    asked = question, scenario.choice
+    return computed(computing.speeds, *asked, _have, _plan, key=(*asked, digest), model=question.model)
 
 
 def lengths(scenario: Scenario, name: str, fleet: Fleet) -> tuple[LengthCell, ...]:
@@ -571,8 +571,8 @@ def _at_no_rate(scenario: Scenario) -> Question:
 
 @st.cache_data(max_entries=128, show_spinner=False)
 def _carried(question: Question, gpus: int, choice: Choice, digest: str, _have: Available) -> Carried:
-    arguments = question, gpus, choice, _have
-    return computed(computing.carried, *arguments, key=arguments, model=question.model)
+    asked = question, gpus, choice
+    return computed(computing.carried, *asked, _have, key=(*asked, digest), model=question.model)
 
 
 def ways_out(scenario: Scenario) -> Ways:
@@ -583,8 +583,8 @@ def ways_out(scenario: Scenario) -> Ways:
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def _ways_out(question: Question, choice: Choice, digest: str, _have: Available) -> Ways:
-    arguments = question, choice, _have
-    return computed(computing.ways_out, *arguments, key=arguments, model=question.model)
+    asked = question, choice
+    return computed(computing.ways_out, *asked, _have, key=(*asked, digest), model=question.model)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

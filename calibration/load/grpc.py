@@ -143,6 +143,14 @@ class GrpcStream:
         self._contract = contract
         self._call: Any = None
 
+    @property
+    def is_open(self) -> bool:
+        """True: a stream on a connection that is open takes no time to begin."""
+        return True
+
+    async def open(self) -> None:
+        """Nothing is to be done."""
+
     async def exchange(self, prepared: Prepared) -> Exchange:
         """Send a request and wait for the end of its answer. If it fails, `Exchange.error` says why.
 

@@ -177,6 +177,11 @@ class Connection(asyncio.Protocol):
         self._keeps_alive = True
         self._length_told = self._until_closed = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected."""
+        return self._transport is not None and not self._transport.is_closing()
+
     async def open(self) -> asyncio.Transport:
         """Connect, if that is not done. Raises as `HttpClient.dial` does."""
         if self._transport is None:

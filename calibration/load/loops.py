@@ -7,12 +7,13 @@ import itertools
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import numpy as np
 
+from calibration.errors import CalibrationError
 from calibration.load.contract import Contract
 from calibration.load.exchange import Exchange, Exchanges, Prepared, Reader, log_of
 from calibration.load.grpc import GrpcClient
@@ -53,6 +54,13 @@ class Job:
 
 class RequestLine(Protocol):
     """Carries one request at a time: a gRPC stream or an HTTP connection."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request could leave at once."""
+
+    async def open(self) -> object:
+        """Open it, if that is not done. Raises ServerError and ConnectionError."""
 
     async def exchange(self, prepared: Prepared) -> Exchange:
         """Send a request and wait for the end of the answer. Raises ServerError if the server is gone."""
@@ -97,21 +105,58 @@ async def ask(server: ServerPlan, contract: AnyContract, requests: Iterable[Prom
     return log_of(exchanges, target.reader(contract))
 
 
+SPARE_LINES = 4
+"""Idle lines that an open loop keeps open. To a server far away a connection takes as long as a short answer, and
+servers close those that are idle for some seconds: if one were opened when a request is due, this would be late."""
+
+
 class Lines:
-    """Lines of an open loop: a request uses an idle one, or opens a new one if none is idle."""
+    """Lines of an open loop: a request uses an idle one, or a new one if none is idle; the next ones are opened
+    meanwhile. Used as a context, which ends what is being opened."""
 
     def __init__(self, target: Client, contract: AnyContract) -> None:
         self._target = target
         self._contract = contract
         self._idle: list[RequestLine] = []
+        self._opening: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._open_ahead()
+        await asyncio.gather(*self._opening)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        for task in self._opening:
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
 
     async def exchange(self, prepared: Prepared) -> Exchange:
         """As `RequestLine.exchange`; any number of calls may run at once."""
-        line = self._idle.pop() if self._idle else self._target.stream(self._contract)
+        line = self._taken(is_open=True) or self._taken(is_open=False) or self._target.stream(self._contract)
+        self._open_ahead()
         try:
             return await line.exchange(prepared)
         finally:
             self._idle.append(line)
+
+    def _taken(self, is_open: bool) -> RequestLine | None:
+        """An idle line, the last used first; None if none is like that."""
+        for place in reversed(range(len(self._idle))):
+            if self._idle[place].is_open == is_open:
+                return self._idle.pop(place)
+        return None
+
+    def _open_ahead(self) -> None:
+        ready = sum(line.is_open for line in self._idle[-SPARE_LINES:]) + len(self._opening)
+        for _ in range(SPARE_LINES - ready):
+            task = asyncio.create_task(self._opened(self._taken(is_open=False) or self._target.stream(self._contract)))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _opened(self, line: RequestLine) -> None:
+        with suppress(CalibrationError, ConnectionError):  # the request that needs it says why
+            await line.open()
+        self._idle.append(line)
 
 
 class LoadTally:

@@ -289,7 +289,8 @@ class _ShareOfLevel:
         if job.arrivals_s is not None:
             due_s = (origin_s + job.arrivals_s[self._shard :: self._shards]).tolist()
             until_s = origin_s + float(job.arrivals_s[-1])
-            await open_loop(Lines(target, job.contract).exchange, requests, tally, due_s=due_s, until_s=until_s)
+            async with Lines(target, job.contract) as lines:
+                await open_loop(lines.exchange, requests, tally, due_s=due_s, until_s=until_s)
             return
         numbers = range(self._shard, job.users or 0, self._shards)
         users = [target.stream(job.contract).exchange for _ in numbers]

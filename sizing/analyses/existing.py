@@ -26,8 +26,8 @@ class Existing:
 
     `rate_per_s`: requests/s to plan for, headroom kept; the fleet's SLA is about to fail at `limit_per_s`. `low`,
     `high`: `rate_per_s` at the ends of the 90 % band of the law; low is 0 when the SLA fails at the slow end.
-    `predicted`: latencies at `rate_per_s`; `binding`: the limit with the least room, or "stable rate". `notes`:
-    cautions about this size of fleet.
+    `predicted`: latencies at `rate_per_s`; `binding`: the limit that a rising load reaches first, or "stable rate".
+    `notes`: cautions about this size of fleet.
     """
 
     candidate: Candidate
@@ -97,7 +97,8 @@ def _largest_rate(question: Question, candidate: Candidate, gpus: int, method: M
         return jump_rejection(question, candidate, working, predicted)
     low, high = capacity_band(candidate, setting)
     stable_per_s = stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix)
-    limit, stability_binds = predicted.binding(question.sla), capacity_per_s >= NEAR_STABLE * stable_per_s
+    limit = method.reached(candidate.replica, setting, capacity_per_s)
+    stability_binds = capacity_per_s >= NEAR_STABLE * stable_per_s
     return Existing(
         candidate=candidate,
         gpus=gpus,
@@ -120,16 +121,26 @@ def best_first(
 ) -> tuple[list[Existing], list[Rejection]]:
     """What each candidate carries, most first, the first by simulation, the rest by formula; and those that cannot.
 
-    Of engines estimated side by side the fastest is sized.
+    Of engines estimated side by side the fastest is sized, and the others on the configuration that wins, or where
+    none carries anything.
     """
+
+    def look(candidate: Candidate) -> Existing | Rejection:
+        return first_look(partial(largest_rate, question, candidate, gpus))
+
     first, slower = fastest_engines(candidates, question.workload.lengths)
-    sized = [first_look(partial(largest_rate, question, candidate, gpus)) for candidate in first]
-    sized += [engine_rejection(candidate, faster.engine) for candidate, faster in slower]
+    sized = [look(candidate) for candidate in first]
     while True:
         carry = sorted((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda fleet: -fleet.rate_per_s)
-        if not carry or carry[0].predicted.method == "simulation":
+        if carry and carry[0].predicted.method != "simulation":
+            sized[sized.index(carry[0])] = largest_rate(question, carry[0].candidate, gpus)
+            continue
+        beside = [each for each, faster in slower if not carry or faster is carry[0].candidate]
+        if not beside:
+            sized += [engine_rejection(candidate, faster.engine) for candidate, faster in slower]
             return carry, [fleet for fleet in sized if isinstance(fleet, Rejection)]
-        sized[sized.index(carry[0])] = largest_rate(question, carry[0].candidate, gpus)
+        slower = [pair for pair in slower if pair[0] not in beside]
+        sized += map(look, beside)
 
 
 def settle_down(

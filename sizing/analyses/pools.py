@@ -7,7 +7,7 @@ others, TTFT is the first pool's and ITL the second's; the KV cache of a prompt 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sizing.analyses.whatif import LINK_SHARE, Setup, sheet_of
@@ -226,6 +226,22 @@ def pools_of(question: Question, candidates: Sequence[Candidate], method: Method
     seen = None if method is BY_FORMULA else run_together(question, best, question.workload.rate_per_s).prediction()
     candidate = replace(best.decode.fleet.candidate, replica=best.decode.replica)  # as it runs, not as it was sized
     return Pools(best.prefill.fleet, replace(best.decode.fleet, candidate=candidate), best.transfer_s, said, seen)
+
+
+def pools_within(
+    question: Question, candidates: Sequence[Candidate], available: Mapping[str, int]
+) -> Pools | Rejection:
+    """The same of GPUs of which there are enough."""
+    while True:
+        pools = pools_of(question, candidates)
+        if isinstance(pools, Rejection):
+            return pools
+        one = pools.decode.candidate
+        if pools.gpus <= (most := available.get(one.gpu, pools.gpus)):
+            return pools
+        candidates = [each for each in candidates if each.gpu != one.gpu]
+        if not candidates:
+            return Rejection.of(one, "too_few", f"{pools.gpus} GPUs are needed, {most} available")
 
 
 TIGHTER, TIGHTER_BY = 12, 0.93

@@ -40,7 +40,8 @@ class Sensitivity:
 
 
 def sensitivities(question: Question, fleet: Fleet) -> tuple[Sensitivity, ...]:
-    """One row per input. By formula, scaled by the fleet's own capacity over the formula's.
+    """One row per input. By formula, scaled by the fleet's own capacity over the formula's; the limit on rejected
+    requests, of which the formula has none, by simulation.
 
     A headroom of 0 stays 0 whatever its change. Lengths below 1 token and limits the SLA cannot meet give no count.
     """
@@ -70,10 +71,18 @@ def effect(question: Question, fleet: Fleet, name: str, change: float, value: fl
     """GPUs and capacity with the input `name` at `value`."""
     try:
         changed = with_input(question, name, value)
+        if changed.sla.rejected != question.sla.rejected:  # the formula rejects nobody
+            found = size(changed, fleet.candidate, BY_SIMULATION)
+            seen = (found.gpus, found.capacity_per_s) if isinstance(found, Fleet) else (None, None)
+            return Effect(change, value, *seen)
         replicas, capacity_per_s = resized(changed, question, fleet)
     except (SlaMissed, ScenarioError):
         return Effect(change, value, None, None)
-    return Effect(change, value, (replicas + fleet.spare) * fleet.candidate.gpus, capacity_per_s)
+    gpus = (replicas + fleet.spare) * fleet.candidate.gpus
+    if name not in ("ISL", "OSL"):  # beside a limit that jumps, the curve alone may say that less takes more
+        harder = (change > 0) == (name in ("rate", "headroom"))
+        gpus = max(gpus, fleet.gpus) if harder else min(gpus, fleet.gpus)
+    return Effect(change, value, gpus, capacity_per_s)
 
 
 def with_input(question: Question, name: str, value: float) -> Question:

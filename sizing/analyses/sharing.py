@@ -12,12 +12,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from sizing.analyses.relax import Ways, ways_out
-from sizing.edge import REQUESTS, SlaMissed, first_capacity_per_s, least, upper_excess
+from sizing.edge import BY_SIMULATION, REQUESTS, SlaMissed, first_capacity_per_s, least, upper_excess
 from sizing.errors import RequestTooLong, ScenarioError, first_fault, quoted
 from sizing.explain import cost_rejection, sla_rejection
 from sizing.files import read_yaml
-from sizing.planner import HOPELESS
-from sizing.plans import Basis, Candidate, Rejection, basis_of, beyond_measured
+from sizing.planner import HOPELESS, by_formula, size
+from sizing.plans import Basis, Candidate, Fleet, Rejection, basis_of, beyond_measured
 from sizing.prediction import Caution, Prediction
 from sizing.question import (
     FIELDS,
@@ -203,7 +203,9 @@ def _shared_fleet(shares: Sequence[Share], candidate: Candidate, terms: Terms) -
         why = f"unsteady: {unsteady} misses its SLA with {working} replicas, although it keeps it at a higher load"
         return Rejection.of(candidate, "sla", why)
     served = tuple(ServedWorkload(share, predicted, predicted.binding(share.sla)) for share, predicted in pairs)
-    return SharedFleet(candidate, working, terms.spare, served, sum(math.ceil(need) for need in needs))
+    return SharedFleet(
+        candidate, working, terms.spare, served, sum(own_fleet(each, candidate, terms) for each in shares)
+    )
 
 
 def least_gpus(
@@ -270,6 +272,17 @@ def alone(share: Share, candidate: Candidate, terms: Terms) -> float:
     setting = Setting(replace(share.workload, rate_per_s=1.0), share.sla, "random", thin)
     capacity_per_s = first_capacity_per_s(candidate.replica, setting)
     return share.workload.rate_per_s / (capacity_per_s * (1 - terms.headroom))
+
+
+def own_fleet(share: Share, candidate: Candidate, terms: Terms) -> int:
+    """Working replicas of a fleet for one workload alone, with the routing that all have: by formula, which is rough
+    where arrivals are not random, so that those are simulated."""
+    question = Question(candidate.model, share.workload, share.sla, terms.routing, terms.headroom, terms.spare)
+    if share.workload.arrivals.kind != "poisson":
+        found = size(question, candidate, BY_SIMULATION)
+        if isinstance(found, Fleet):
+            return found.working
+    return by_formula(question, candidate)
 
 
 def scaled(workload: Workload, load: float) -> Workload:

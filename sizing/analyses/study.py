@@ -234,7 +234,7 @@ def _cells(plan: Plan) -> dict[str, Cell]:
         "chosen": fleet.candidate.label,
         "requests_per_s_per_gpu": fleet.requests_per_s_per_gpu,
         "utilization": fleet.predicted.utilization,
-        "binding": str(fleet.binding),
+        "binding": fleet.binding_name,
         "answer_basis": fleet.basis,
         "verified_by": fleet.predicted.method,
         "why": "; ".join(cautions(fleet.warnings)),

@@ -45,6 +45,7 @@ from sizing.queueing import predict as predict_analytically
 from sizing.simulator import Failure, Watch, simulate_fleet
 from sizing.simulator import simulate as run_simulation
 from sizing.simulator.sessions import simulate_sessions
+from sizing.simulator.state import MAX_REQUESTS
 from sizing.text import cautions, fit_lines
 from sizing.workload import Workload, parse_seconds
 
@@ -255,7 +256,13 @@ slot_options = options(
     help="A replica (from 0) is down between these times from the start; its requests start anew on others. For "
     "instance 0:60s:180s, or 0:60s for good. Repeat it for more.",
 )
-@click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True, help="Requests to simulate.")
+@click.option(
+    "--requests",
+    type=click.IntRange(100, MAX_REQUESTS - 1),
+    default=100_000,
+    show_default=True,
+    help="Requests to simulate.",
+)
 @seed_option
 @click.option(
     "--replications",
@@ -428,7 +435,13 @@ def _is(name: str, has: Any, wanted: Any) -> bool:
 @scheduling_options(always_given=True)
 @replicas_option
 @session_routing_option("--routing")
-@click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True, help="Turns to simulate.")
+@click.option(
+    "--requests",
+    type=click.IntRange(100, MAX_REQUESTS - 1),
+    default=100_000,
+    show_default=True,
+    help="Turns to simulate.",
+)
 @seed_option
 @as_json
 def sessions_command(json_: bool, replicas: int, routing: Any, requests: int, seed: int, **given: Any) -> None:

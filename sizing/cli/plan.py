@@ -207,7 +207,7 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
             if simulated is None:
                 mix = mixed(plan, **counts) if given["mix"] else None
                 plan = as_available(plan, reserved, counts["available"])
-                more = replace(extras(plan, given, reserved), trace=replayed, mix=mix)
+                more = replace(extras(plan, given, reserved, counts["available"]), trace=replayed, mix=mix)
     except NoFeasiblePlan as error:
         load = talks[0] if talks else None
         rows = NO_WAYS  # a report's rows of limits do not tell first turns from later ones, nor classes
@@ -377,13 +377,14 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def extras(plan: Plan, given: Mapping[str, Any], found: Sequence[Candidate]) -> Extras:
-    """Everything that was asked for beside the count; `found`: the candidates of the plan."""
+def extras(plan: Plan, given: Mapping[str, Any], found: Sequence[Candidate], available: Mapping[str, int]) -> Extras:
+    """Everything that was asked for beside the count; `found`: the candidates of the plan; `available`: GPUs of a type,
+    where not as many as one likes."""
     question, fleet, pools = plan.question, plan.answer, None
     if given["disaggregated"]:
-        from sizing.analyses.pools import pools_of  # costs the what-ifs, which nothing else here needs
+        from sizing.analyses.pools import pools_within  # costs the what-ifs, which nothing else here needs
 
-        pools = pools_of(question, found)
+        pools = pools_within(question, found, available)
     return Extras(
         sensitivities(question, fleet),
         gpus_by_hour(question, fleet, daily_rates(given["daily"])) if given["daily"] is not None else None,

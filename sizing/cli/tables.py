@@ -218,7 +218,7 @@ def quantity(value: float, unit: Unit) -> str:
     """A value with its unit, for people."""
     if unit == "s":
         return milliseconds(value)
-    return percent(value) if unit == "share" else f"{significant(value)} {unit}"
+    return of_requests(value) if unit == "share" else f"{significant(value)} {unit}"
 
 
 def daily_table(daily: Daily) -> Table:

@@ -145,7 +145,7 @@ def _warnings(replica: Replica, workload: Workload, replicas: int, routing: Rout
     found = []
     if workload.arrivals.kind != "poisson":
         found.append(Caution("approximate_arrivals", {"arrivals": str(workload.arrivals)}))
-    if routing == "least_outstanding" and replicas > 1 and workload.lengths.fixed:
+    if routing == "least_outstanding" and replicas > 1 and workload.lengths.alike:
         found.append(Caution("unseen_herding"))
     if replica.batching.policy != "static":
         cv = demand_of(replica, workload.lengths, workload.prefix).prompt_cv

@@ -28,7 +28,7 @@ from sizing.simulator.sampling import (
     sample_requests,
     shared_prefixes,
 )
-from sizing.simulator.state import CANCELLED, NO_PREFIXES, SERVED, Requests, requests_of
+from sizing.simulator.state import CANCELLED, MAX_REQUESTS, NO_PREFIXES, SERVED, Requests, requests_of
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens, Workload
 
 MOST_REPLICAS = 32
@@ -80,7 +80,7 @@ def simulate(
     )
     result = open_loop(run, utilization, warmup=warmup)
     result = replace(result, watched=seen)
-    return whole_fleet(result, replicas / together, herding(routing, together, workload.lengths.fixed))
+    return whole_fleet(result, replicas / together, herding(routing, together, workload.lengths.alike))
 
 
 def simulate_fleet(
@@ -123,7 +123,7 @@ def simulate_fleet(
     stable_per_s = [simulated_stable_rate_per_s(member, workload.lengths, workload.prefix) for member in replicas]
     utilization = fleet_utilization(workload.rate_per_s, stable_per_s, routing)
     result = open_loop(run, utilization, warmup=warmup)
-    return replace(result, warnings=herding(routing, len(replicas), workload.lengths.fixed), watched=seen)
+    return replace(result, warnings=herding(routing, len(replicas), workload.lengths.alike), watched=seen)
 
 
 def simulate_trace(
@@ -178,6 +178,10 @@ def check_question(replicas: int, routing: str, requests: int = 10, warmup: floa
         raise ScenarioError(f"routing {routing!r} is not one of {', '.join(ROUTINGS)}")
     if requests < 10:
         raise ScenarioError(f"requests to simulate must be 10 or more, got {requests}")
+    if requests >= MAX_REQUESTS:
+        raise ScenarioError(
+            f"{requests:,} requests are more than one run can hold ({MAX_REQUESTS - 1:,}): simulate fewer"
+        )
     if not 0 <= warmup < 1:
         raise ScenarioError(f"warmup must be a share from 0 to below 1, got {warmup:g}")
 
@@ -192,9 +196,9 @@ def whole_fleet(result: Simulated, times: float, warnings: tuple[Caution, ...]) 
     )
 
 
-def herding(routing: Routing, replicas: int, fixed_lengths: bool) -> tuple[Caution, ...]:
+def herding(routing: Routing, replicas: int, equal_answers: bool) -> tuple[Caution, ...]:
     """A caution for the routing that can do worse although it knows more."""
-    herds = routing == "least_outstanding" and replicas > 1 and fixed_lengths
+    herds = routing == "least_outstanding" and replicas > 1 and equal_answers
     return (Caution("herding"),) if herds else ()
 
 
@@ -263,7 +267,8 @@ def simulate_streams(
         by_priority=len({stream.priority for stream in streams}) > 1,
     )
     lengths = {stream.workload.lengths for stream in streams}
-    warnings = herding(routing, together, len(lengths) == 1 and streams[0].workload.lengths.fixed)
+    alike = all(each.alike for each in lengths) and len({each.osl for each in lengths}) == 1
+    warnings = herding(routing, together, alike)
     stable_of = {}
     for priority in {stream.priority for stream in streams}:
         ahead = run["priority"] <= priority
@@ -369,7 +374,7 @@ def simulate_disaggregated(
         utilization = max(utilization, busy / decode_replicas)
     result = open_loop(run, utilization, warmup=warmup)
     widest = round(max(prefill_replicas, decode_replicas) * scale)
-    return whole_fleet(result, 1 / scale, herding(routing, widest, workload.lengths.fixed))
+    return whole_fleet(result, 1 / scale, herding(routing, widest, workload.lengths.alike))
 
 
 def _scale(prefill_replicas: int, decode_replicas: int) -> float:

@@ -141,21 +141,41 @@ def test_points_as_rows_are_the_table() -> None:
     assert len(rows) == len(read_points(POINTS))
 
 
+OWN = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+}
+OF_OWN = {"isl": 500, "osl": 100, "rate": 5, "gpu": "h100_sxm", "e2e": "p95:10s"}
+
+
 def test_a_model_of_ones_own_is_its_config() -> None:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "torch_dtype": "bfloat16",
-    }
-    body = {"isl": 500, "osl": 100, "rate": 5, "gpu": "h100_sxm", "tp": "1", "e2e": "p95:10s", "config": config}
-    answer = computed("plan", body)
+    answer = computed("plan", OF_OWN | {"tp": "1", "config": OWN})
     assert isinstance(answer, bytes) and json.loads(answer)["gpus"] >= 1
+
+
+def test_a_name_stands_for_the_config_of_its_own_question() -> None:
+    """Whoever asked before with another model under the same name, and with the same points."""
+    large = OWN | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    point = {"model": "foo", "gpu": "h100_sxm", "precision": "fp8", "tp": 2, "isl": 500, "osl": 100}
+    point |= {"load_kind": "concurrency", "load_value": 8, "requests_per_s": 2.0, "engine": "vllm"}
+    body = OF_OWN | {"rate": 20, "precision": "fp8", "tp": "2", "model": "foo", "points": [point]}
+
+    def gpus(config: dict[str, Any]) -> int:
+        answer = computed("plan", body | {"config": config})
+        assert isinstance(answer, bytes)
+        return int(json.loads(answer)["gpus"])
+
+    alone, after = gpus(large), (gpus(OWN), gpus(large))
+    assert after[1] == alone != after[0]
+    unknown = computed("plan", OF_OWN | {"model": "foo"})
+    assert isinstance(unknown, Refused) and "unknown model 'foo'" in unknown.line
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from sizing.estimate.checkpoints import known
 from sizing.question import Question
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.app.conftest import ONE
-from ui import computing
+from ui import answers, computing
 from ui.computing import Available, computed
 from ui.words import sentence_case
 
@@ -160,3 +160,19 @@ def test_what_no_process_computed_is_one_line_on_the_page_and_asked_again(
     computing.stop_using()
     page.run()
     assert page.title[0].value.startswith("You need")
+
+
+def test_keys_of_kept_answers_hold_no_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server keeps thousands of them: the digest of the points stands for these."""
+    seen: list[tuple[Any, ...]] = []
+
+    def noted(*_: Any, key: tuple[Any, ...], model: str) -> None:
+        seen.append(key)
+
+    monkeypatch.setattr(answers, "computed", noted)
+    scenario = replace(ONE, rate_per_s=21.37)
+    for ask in (answers.outcome, answers.pools, answers.carried, answers.ways_out):
+        ask(scenario)  # type: ignore[operator]
+    answers.speeds(scenario, None)
+    assert len(seen) == 5
+    assert all(isinstance(key[-1], str) and not any(isinstance(part, Available) for part in key) for key in seen)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from calibration.__main__ import main
+from calibration.load import loops
 from calibration.plan import ServerPlan, level_key, parse_plan
+from calibration.records import RequestLog
 from calibration.run import Listener, resume, run
 from calibration.store import DATABASE_VARIABLE, Store
 from calibration.store.records_file import read_log
@@ -96,6 +99,28 @@ def test_early_ends_are_noticed_where_the_tokenizer_counts(tmp_path: Path, tires
     (point,) = store.points(1)
     assert (point.verdict == "wrong_lengths") == bool(tires_after)
     assert ("tokens on average, 8 were asked for" in point.notes) == bool(tires_after)
+
+
+def test_a_server_that_is_busy_at_the_first_request_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the trials that found out how it counts: while it is loading an adapter, say."""
+    monkeypatch.setattr("calibration.run.BUSY_WAIT_S", 0.01)
+    busy, asked = list[str](), loops.ask
+
+    async def busy_at_first(*given: Any) -> RequestLog:
+        log = await asked(*given)
+        if len(busy) < 2:
+            busy.append("HTTP 503: the model is loading")
+            log = replace(log, error=(busy[-1], *log.error[1:]))
+        return log
+
+    monkeypatch.setattr("calibration.run.ask", busy_at_first)
+    with openai_server() as server:
+        store = Store()
+        run(parse_plan(plan(server)), store)
+    (point,) = store.points(1)
+    assert len(busy) == 2 and not point.void
 
 
 def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:

@@ -329,6 +329,13 @@ def test_the_only_model_of_a_server_need_not_be_named() -> None:
         assert "give --gpu" in refused(result) and f"model {MODEL}, the only one" in result.stderr
 
 
+def test_a_server_s_name_for_its_model_cannot_paint_the_terminal() -> None:
+    name = "m\x1b[31m\nred"
+    with openai_server(Manners(pages={"/v1/models": {"object": "list", "data": [{"id": name}]}})) as server:
+        result = size(server.url, model=None, gpu=None)
+        assert "\x1b" not in result.output and "model m [31m red, the only one" in result.output
+
+
 def test_names_may_have_any_characters() -> None:
     """Beyond U+FFFF too, which JSON writes as two halves that YAML does not join."""
     name = "m😀 'x': #漢"

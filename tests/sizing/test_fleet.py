@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from sizing.engine import KV_POLICIES, Batching, KvPolicy, Replica, Speculation, StepLaw
 from sizing.errors import ScenarioError
+from sizing.question import Setting
+from sizing.queueing import predict
 from sizing.simulator import Failure, simulate, simulate_fleet, simulate_trace, simulated_stable_rate_per_s
 from sizing.simulator.closed import fleet_utilization
 from sizing.simulator.fleet import serve
+from sizing.simulator.runs import Stream, simulate_streams
 from sizing.simulator.state import CANCELLED, SERVED, TIMED_OUT, requests_of
-from sizing.workload import ROUTINGS, Lengths, Prefix, Routing, Workload
+from sizing.workload import ROUTINGS, Lengths, Limit, Prefix, Routing, Sla, Workload
 from tests.sizing.reference_simulator import Slot, SlowReplica
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
@@ -323,3 +326,18 @@ def test_utilization_never_falls_with_less_knowledge(rates: list[float], load: f
     assert all(more <= less * (1 + 1e-12) for more, less in pairwise(known))
     equal = fleet_utilization(load, [2.0] * len(rates), "power_of_two")
     assert equal == pytest.approx(load / (2 * len(rates)))
+
+
+@pytest.mark.parametrize(("lengths", "herds"), [((1000, 200, 0.3), True), ((1000, 200, 0.3, 0.3), False)])
+def test_equal_answers_may_herd_whatever_their_prompts(lengths: tuple[float, ...], herds: bool) -> None:
+    """Requests that begin together end together if their outputs are equal: behind the least busy replica."""
+    replica, load = Replica(GPU), Workload(Lengths(*lengths), 8.0)
+    asked = {"replicas": 8, "routing": "least_outstanding"}
+    seen = [each.kind for each in simulate(replica, load, requests=2000, **asked).warnings]
+    assert ("herding" in seen) == herds
+    assert ("unseen_herding" in [each.kind for each in predict(replica, load, **asked).warnings]) == herds
+    streams = [Stream(Workload(Lengths(isl, *lengths[1:]), 4.0)) for isl in (1000, 3000)]
+    both, *_ = simulate_streams(replica, streams, requests=2000, **asked)
+    assert ("herding" in [each.kind for each in both.warnings]) == herds
+    setting = Setting(load, Sla(Limit("ttft", 95, 1.0)), "least_outstanding", 8)
+    assert setting.herds == herds

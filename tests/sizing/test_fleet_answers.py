@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,14 +13,14 @@ from hypothesis import strategies as st
 
 from sizing import planner
 from sizing import text as answer
-from sizing.analyses import sharing
-from sizing.analyses.existing import Existing, largest_rate
+from sizing.analyses import pools, sharing
+from sizing.analyses.existing import Existing, best_first, largest_rate
 from sizing.analyses.sharing import Share, SharedFleet, Terms, least_gpus, shared_fleet
 from sizing.candidates import Choice, find
 from sizing.cli.shapes import existing_json, shared_json
 from sizing.edge import BY_FORMULA, Method, SlaMissed
 from sizing.engine import Replica
-from sizing.plans import Fleet, Rejection
+from sizing.plans import Candidate, Fleet, Rejection
 from sizing.prediction import Prediction
 from sizing.question import FEW, Question, Setting
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
@@ -52,7 +53,7 @@ def jumping(least_per_s: float) -> Method:
         slow = dataclasses.replace(found.ttft, p95_s=10 * setting.sla.limits[0].limit_s)
         return found if rate_per_s < least_per_s else dataclasses.replace(found, ttft=slow)
 
-    return Method("analytic", BY_FORMULA.capacity_per_s, predict)
+    return dataclasses.replace(BY_FORMULA, predict=predict)
 
 
 def test_latencies_that_jump_lower_the_rate_or_reject_it() -> None:
@@ -64,6 +65,44 @@ def test_latencies_that_jump_lower_the_rate_or_reject_it() -> None:
     assert lower.predicted.meets(SLA)
     assert 0.8 * plain.rate_per_s < lower.rate_per_s < 0.9 * plain.rate_per_s
     assert isinstance(largest_rate(question(), candidate(), 8, jumping(0.0)), Rejection)
+
+
+def test_the_engine_that_carries_most_is_found_where_another_has_the_faster_steps() -> None:
+    """As in a plan: pace alone decides which of them is sized first, and a front end takes the limit on TTFT."""
+    quick, ready = (
+        dataclasses.replace(candidate(law=law), engine=engine, basis="estimated", variants=())
+        for engine, law in (("trtllm", LAW.with_values(request_s=0.45)), ("vllm", LAW.scaled(1.05)))
+    )
+    assert planner.fastest_engines([ready, quick], question().workload.lengths)[0] == [quick]
+    carried, left_out = best_first(question(), [ready, quick], 8)
+    assert [fleet.candidate.engine for fleet in carried] == ["vllm", "trtllm"] and not left_out
+    plan = planner.plan(question(carried[0].rate_per_s, spare=0), [ready, quick])
+    assert plan.answer.gpus <= 8
+
+
+def test_pools_are_of_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_first(_: Question, ways: list[Candidate]) -> SimpleNamespace:
+        return SimpleNamespace(gpus=6, decode=SimpleNamespace(candidate=ways[0]))
+
+    monkeypatch.setattr(pools, "pools_of", of_first)
+    ways = [candidate(), candidate(gpu="h")]
+    assert pools.pools_within(question(), ways, {}).decode.candidate.gpu == "g"  # type: ignore[union-attr]
+    assert pools.pools_within(question(), ways, {"g": 5}).decode.candidate.gpu == "h"  # type: ignore[union-attr]
+    missed = pools.pools_within(question(), ways, {"g": 5, "h": 5})
+    assert isinstance(missed, Rejection) and missed.kind == "too_few"
+
+
+def test_fleets_of_their_own_have_the_routing_of_all() -> None:
+    """And their own arrivals: sized together with others or alone, a workload is the same."""
+    shares = [
+        Share("one", Workload(Lengths(1000, 200), 40.0), SLA),
+        Share("two", Workload(Lengths(1000, 200), 40.0, Arrivals("constant")), SLA),
+    ]
+    for routing in ("random", "least_outstanding"):
+        found = shared_fleet(shares, candidate(), Terms(routing=routing))
+        assert isinstance(found, SharedFleet)
+        alone = [planner.plan(question(workload=each.workload, routing=routing), [candidate()]) for each in shares]
+        assert abs(found.apart - sum(each.answer.working for each in alone)) <= 1
 
 
 def test_too_few_gpus_are_a_kind_of_their_own() -> None:

@@ -17,11 +17,12 @@ from sizing.analyses.inside import compared, learned
 from sizing.analyses.relax import relaxations
 from sizing.analyses.sensitivity import sensitivities, tune
 from sizing.candidates import Choice, find
-from sizing.edge import BY_FORMULA, BY_SIMULATION, TOLERANCE, LoadResponse, load_response, upper_excess
+from sizing.edge import BY_FORMULA, BY_SIMULATION, TOLERANCE, LoadResponse, Method, load_response, upper_excess
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.explain import dilution
-from sizing.plans import NoFeasiblePlan
+from sizing.planner import size
+from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.question import Question, Setting
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.simulator import Simulated, Watch, simulate, simulate_fleet
@@ -30,6 +31,7 @@ from sizing.simulator.scheduler import EDGES_S, TokenGaps
 from sizing.simulator.state import GAP_BINS
 from sizing.text import caution, sizing_by_means
 from sizing.workload import Arrivals, Lengths, Limit, Prefix, Sla, Workload
+from tests.sizing import fleets_at_hand
 from tests.sizing.engines import LAW, candidate, question
 from tests.sizing.replica_runs import NOTHING
 
@@ -353,3 +355,22 @@ def test_the_remark_on_a_shipped_law() -> None:
     assert gpus[12].gpus < gpus[9].gpus
     (warned,) = [each for each in gpus[9].warnings if each.kind == "diluted"]
     assert (warned.facts["osl"], warned.facts["longer_osl"]) == (9, 12)
+
+
+@pytest.mark.parametrize("method", [BY_FORMULA, BY_SIMULATION])
+def test_what_binds_is_the_limit_that_fails_first_not_the_nearest_at_the_planned_load(method: Method) -> None:
+    """A percentile of gaps jumps at the load from which more gaps hold a prompt than it leaves, and stands far below
+    its limit until then: a looser limit of another kind takes no GPU away."""
+    tight, loose = (Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, itl_s)) for itl_s in (0.012, 0.024))
+    for sla in (tight, loose):
+        asked = fleets_at_hand.question(sla=sla.with_limits(Limit("gap", 99, 0.02)))
+        fleet = size(asked, fleets_at_hand.candidate(), method)
+        assert isinstance(fleet, Fleet)
+        assert fleet.binding.metric == "gap"
+        carried = largest_rate(asked, fleets_at_hand.candidate(), fleet.gpus, method)
+        assert isinstance(carried, Existing) and carried.limit.metric == "gap"
+    nearest = size(fleets_at_hand.question(sla=tight), fleets_at_hand.candidate(), method)
+    assert isinstance(nearest, Fleet) and nearest.working < fleet.working / 4
+    effects = {row.name: row.effects for row in sensitivities(asked, fleet)}
+    for name in ("p95 TTFT limit", "p95 ITL limit", "p99 gap limit"):
+        assert all(each.gpus <= fleet.gpus for each in effects[name] if each.change > 0 and each.gpus is not None)

@@ -31,6 +31,7 @@ from sizing.report.tables import latency_band
 from sizing.report.write import render
 from sizing.report.xlsx import NO_ONE_LENGTH
 from sizing.simulator.sessions import SessionRouting, simulate_sessions
+from sizing.text import cliff_line
 from sizing.workload import Limit, Sessions, Sla
 from tests.sizing.engines import BATCHING, LAW, candidate
 from tests.sizing.report_cases import Page, pdf_text, rows_below, sheets, squeezed
@@ -189,6 +190,14 @@ def test_routings_that_know_sessions_find_most() -> None:
     hits = {name: seen.hit_rate for name, seen in found.routings}
     assert min(hits["affinity"], hits["prefix_aware"]) > max(hits["random"], hits["least_outstanding"])
     assert dict(found.routings)["affinity"] == found.seen
+
+
+def test_a_queue_that_grows_is_no_cache_that_thrashes() -> None:
+    """Memory for all: beyond some load the engine computes too little, and what is found stays what it was."""
+    found = planned(SessionLoad(replace(CHAT, rate_per_s=12.0)), with_kv(4_000_000))
+    assert found.cliff is not None and found.cliff.saturated
+    said = cliff_line(found, found.cliff)
+    assert "the queue grows without end" in said and "crowd" not in said
 
 
 def test_the_curve_ends_in_the_cliff() -> None:

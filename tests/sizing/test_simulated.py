@@ -217,7 +217,9 @@ def test_streams_keep_their_rates_on_a_fleet(routing: Any) -> None:
         assert not result.saturated
 
 
-@pytest.mark.parametrize(("other", "warned"), [(Lengths(300, 100), True), (Lengths(300, 90), False)])
+@pytest.mark.parametrize(
+    ("other", "warned"), [(Lengths(300, 100), True), (Lengths(900, 100), True), (Lengths(300, 90), False)]
+)
 def test_streams_of_equal_requests_can_herd(other: Lengths, warned: bool) -> None:
     streams = [Stream(Workload(Lengths(300, 100), 5.0)), Stream(Workload(other, 5.0))]
     for result in simulate_streams(REPLICA, streams, replicas=2, routing="least_outstanding", requests=100):

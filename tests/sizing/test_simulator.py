@@ -316,3 +316,9 @@ def sources_of(name: str, module: ModuleType) -> set[Path]:
                 read = [other for other, stored in names.items() if not stored and other.isupper()]
                 return {Path(inspect.getfile(module))}.union(*(sources_of(other, module) for other in read))
     return set()
+
+
+@pytest.mark.parametrize("requests", [1 << 24, 10**30])
+def test_more_requests_than_a_run_holds_are_refused_before_they_are_drawn(requests: int) -> None:
+    with pytest.raises(ScenarioError, match="more than one run can hold"):
+        simulate(Replica(GPU), Workload(Lengths(10, 10), 1.0), requests=requests)

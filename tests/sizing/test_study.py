@@ -238,6 +238,18 @@ def test_how_the_points_were_measured_is_said_as_in_plan(folder: Path, tmp_path:
     assert int(rows[1]["gpus"]) > int(rows[0]["gpus"])  # the same figures of two replicas
 
 
+def test_what_binds_is_said_as_in_plan(tmp_path: Path) -> None:
+    asked = "--model Qwen/Qwen3-32B --gpu h200_sxm --precision fp8 --tp 2 --engine vllm --isl 2000 --osl 256 --rate 40"
+    words = asked.replace("--", "").split()
+    keys = {name: int(value) if value.isdigit() else value for name, value in zip(words[::2], words[1::2], strict=True)}
+    (tmp_path / "study.yaml").write_text(json.dumps({"base": keys, "axes": {"ttft": ["p95:20s"]}}))
+    study(tmp_path)
+    with (tmp_path / "study.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    plan = json.loads(CliRunner().invoke(plan_command, [*asked.split(), "--ttft", "p95:20s", "--json"]).stdout)
+    assert row["binding"] == plan["binding"] == "stable rate"
+
+
 def test_prefix_and_correlation_are_asked_as_in_plan(tmp_path: Path) -> None:
     keys = {"prefix_tokens": 1000, "prefix_hit": 0.9, "correlation": 0.8, "isl_cv": 1.0, "osl_cv": 1.0}
     asked = {"model": "Qwen/Qwen3-32B", "isl": 2000, "osl": 256, "rate": 20, "ttft": "p95:1s"}

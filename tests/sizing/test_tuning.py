@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from sizing import planner
 from sizing.analyses.sensitivity import sensitivities, tune
 from sizing.catalog import Layout, gpus
+from sizing.cli.tables import quantity
 from sizing.edge import BY_FORMULA, BY_SIMULATION
 from sizing.engine import Batching
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, cost_of, energy_of
 from sizing.question import Question, Setting
+from sizing.text import tuned_line
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.engines import BATCHING, LAW, SLA, candidate, question
 
@@ -38,6 +40,14 @@ def test_tuning_undoes_settings_that_were_chosen_badly() -> None:
     assert tuned.batching.max_batch_size > 32
     assert tuned.fleet.gpus <= good.gpus < tuned.before.gpus
     assert tuned.gain == pytest.approx(tuned.fleet.capacity_per_s / tuned.before.capacity_per_s - 1)
+
+
+def test_limits_of_several_ranks_are_said_to_be_of_all() -> None:
+    """An engine takes those of one."""
+    asked = question(60.0)
+    for layout, said in ((Layout(), False), (Layout(dp=2, ep=2), True)):
+        line = tuned_line(tune(asked, replace(candidate(batching=replace(BATCHING, max_batch_size=4)), layout=layout)))
+        assert ("of its 2 ranks and stages together" in line) == said
 
 
 def test_tuning_never_makes_it_worse() -> None:
@@ -157,3 +167,16 @@ def test_what_cannot_win_is_left_out_with_a_reason() -> None:
 def test_impossible_peaks_and_prices_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ScenarioError):
         question(**values)
+
+
+def test_a_limit_on_rejected_requests_moves_what_a_replica_carries() -> None:
+    """By simulation: by formula none is ever rejected."""
+    load = Workload(Lengths(1000, 200), 40.0, queue_limit=4)
+    sla = Sla(Limit("ttft", 95, 5.0)).with_limits(Limit.rejected(0.5))
+    asked = replace(question(), workload=load, sla=sla)
+    fleet = planner.size(asked, candidate(), BY_SIMULATION)
+    assert isinstance(fleet, Fleet) and fleet.binding.metric == "rejected"
+    (row,) = (row for row in sensitivities(asked, fleet) if row.name == "rejected limit")
+    carried = [each.capacity_per_s for each in row.effects if each.capacity_per_s is not None]
+    assert len(carried) == 4 and carried == sorted(carried) and carried[0] < fleet.capacity_per_s < carried[-1]
+    assert quantity(row.value, row.unit) == "0.5 %"

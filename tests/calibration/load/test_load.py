@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from calibration.errors import ServerError
 from calibration.load.contract import Contract, ModelInput
 from calibration.load.exchange import Exchange, Exchanges, Prepared, Reader, log_of
-from calibration.load.loops import LoadTally, ask, client, closed_loop, open_loop
+from calibration.load.loops import Lines, LoadTally, ask, client, closed_loop, open_loop
 from calibration.load.system import Alarm
 from calibration.plan import ServerPlan
 from calibration.records import RequestLog
@@ -113,6 +114,51 @@ def test_an_open_loop_does_not_wait_for_slow_answers() -> None:
     _, log = opened(desk, [number * 0.002 for number in range(40)])
     assert max(desk.seen_waiting) == 40
     assert len(log) == 40
+
+
+class FarDesk:
+    """Lines that take a while to open and are closed after each answer, or never; counts requests that found none
+    open."""
+
+    def __init__(self, closes: bool) -> None:
+        self.closes, self.late, self.made = closes, 0, 0
+
+    def stream(self, _: Any) -> FarLine:
+        self.made += 1
+        return FarLine(self)
+
+
+class FarLine:
+    def __init__(self, desk: FarDesk) -> None:
+        self.desk, self.is_open, self.answers = desk, False, Desk()
+
+    async def open(self) -> None:
+        await asyncio.sleep(0.02)
+        self.is_open = True
+
+    async def exchange(self, prepared: Prepared) -> Exchange:
+        self.desk.late += not self.is_open
+        self.is_open = not self.desk.closes
+        return await self.answers.exchange(prepared)
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_an_open_loop_has_the_next_lines_open(closes: bool) -> None:
+    desk = FarDesk(closes)
+
+    async def run() -> LoadTally:
+        tally = LoadTally(READER)
+        async with Lines(desk, None) as lines:  # type: ignore[arg-type]
+            now_s = time.perf_counter()
+            await open_loop(lines.exchange, endless(), tally, due_s=[now_s + 0.05 * n for n in range(20)])
+        return tally
+
+    assert len(asyncio.run(run()).answers.log()) == 20
+    assert desk.late == 0
+    assert desk.made <= 8
 
 
 def test_intended_times_are_the_planned_ones_and_nothing_is_sent_before() -> None:

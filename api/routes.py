@@ -122,7 +122,7 @@ async def body_of(request: Request) -> Any:
     """The JSON of a request. Raises Problem if it is too large, too deep, or not JSON (NaN and infinities are not)."""
     announced = request.headers.get("content-length", "0")
     too_large = Problem(413, "size", "Too large", f"a question may have at most {LARGEST_BODY_BYTES >> 20} MiB")
-    if announced.isdigit() and int(announced) > LARGEST_BODY_BYTES:
+    if announced.isascii() and announced.isdigit() and int(announced) > LARGEST_BODY_BYTES:
         raise too_large
     held = bytearray()
     async for part in request.stream():

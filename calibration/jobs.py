@@ -359,5 +359,5 @@ def _expected_s(plan: SweepPlan, level: Level, alike: Sequence[Point]) -> float:
 
     near = min(alike, key=lambda point: abs(math.log(point.load_value / level.value)))
     assert near.e2e_mean_s is not None, "only such points are asked"
-    pace = Pace(level.lengths, near.load_value, near.e2e_mean_s, near.ttft_mean_s or 0.0, near.itl_mean_s or 0.0)
+    pace = Pace(near.lengths, near.load_value, near.e2e_mean_s, near.ttft_mean_s or 0.0, near.itl_mean_s or 0.0)
     return pace.expected_s(plan, level)

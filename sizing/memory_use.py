@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sizing import catalog
-from sizing.candidates import Choice, catalogued, estimated
+from sizing.candidates import Choice, catalogued, estimated, with_prefix_cache
 from sizing.catalog import BITS, Gpu, Layout, Model, Precision, gpus, precision_named
 from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
@@ -91,6 +91,22 @@ def kv_cache_tokens(candidate: Candidate) -> int | None:
         return None
     weights, of_token = held_bytes(model, candidate.layout, precision)
     return max(0, int(roofline_kv_bytes(chip, weights) / of_token)) * candidate.layout.dp
+
+
+def caching(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Rejection]]:
+    """Candidates with their prefix cache on, by vLLM's rules, and those that can have none."""
+    ready: list[Candidate] = []
+    left_out: list[Rejection] = []
+    for one in candidates:
+        kv_tokens = kv_cache_tokens(one)
+        if one.replica.batching.policy == "static":
+            left_out.append(Rejection.of(one, "no_data", "static batches have no prefix cache"))
+        elif kv_tokens is None:
+            why = "how many tokens its KV cache holds is not known, and hits depend on it"
+            left_out.append(Rejection.of(one, "no_data", why))
+        else:
+            ready.append(with_prefix_cache(one, kv_tokens))
+    return ready, left_out
 
 
 def kernel_memory(candidate: Candidate, model: Model, chip: Gpu, precision: Precision) -> Memory | None:

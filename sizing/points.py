@@ -30,6 +30,8 @@ Verdict = Literal[
     "", "steady", "overloaded", "unsteady", "client_limited", "shared", "errors", "wrong_lengths", "little"
 ]
 """How good a point is: "" not judged, "steady" fit for use, every other void, and why."""
+NOT_VOID: tuple[Verdict, ...] = ("", "steady")
+"""Verdicts of points that are not void."""
 Start = Literal["", "staggered", "together", "burst"]
 """How the users of a closed loop started: one after the other, in the same instant, within a millisecond; ""
 unknown."""
@@ -133,7 +135,7 @@ class Point:
     @property
     def void(self) -> bool:
         """True for a point that was measured but does not describe the server's steady state: it is never fitted."""
-        return self.verdict not in ("", "steady")
+        return self.verdict not in NOT_VOID
 
     @property
     def deployment(self) -> Deployment:

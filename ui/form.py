@@ -177,7 +177,7 @@ def _law(side: str, name: str) -> None:
     try:
         read_law(side)
     except ScenarioError as error:
-        st.error(f"{sentence_case(str(error))}. Until then the lengths count as lognormal.")
+        st.error(f"{plain(sentence_case(str(error)))}. Until then the lengths count as lognormal.")
 
 
 def _usual_law(side: str) -> None:

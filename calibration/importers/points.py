@@ -18,7 +18,8 @@ from scipy.special import ndtri
 from calibration.errors import CalibrationError, FileError
 from calibration.importers.reading import ArrivalsName, KnownFacts, Offered, clean, first_fault
 from calibration.metrics import measurement as metrics
-from calibration.metrics.measurement import samples_needed, told
+from calibration.metrics.measurement import TOKENS_PER_CHUNK, samples_needed, told
+from calibration.metrics.verdict import ERROR_SHARE, LATE_SHARE_OF_TTFT
 from calibration.plan import Level
 from calibration.records import Ints, Load, Measurement, RequestLog
 from sizing.numbers import Floats
@@ -31,10 +32,7 @@ from sizing.workload import PERCENTILES, Lengths, lognormal_tokens
 # differences. Every tool's rate is requests over the whole run, including start and drain.
 
 SHORTFALL = 0.02
-LATE_SHARE_OF_TTFT = 0.05
-ERROR_SHARE = 0.01
 BUSY_SHARE = (0.9, 1.05)
-TOKENS_PER_CHUNK = 1.05
 PREFIX_FOUND = "prefix_tokens_found_mean"
 HEALTH_UNKNOWN = "client's health unknown: how busy the load generator was is not in the file"
 WHOLE_RUN = "rates are of the whole run, its start and drain included"

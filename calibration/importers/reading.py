@@ -268,7 +268,7 @@ def iso_time(epoch_s: float) -> str:
 
 
 def iso_text(text: str) -> str:
-    """A moment in ISO 8601 to the second, with its time zone; empty if `text` is not one."""
+    """A moment in ISO 8601 to the second, with its time zone if it has one; empty if `text` is not one."""
     try:
         return datetime.fromisoformat(text).isoformat(timespec="seconds")
     except ValueError:

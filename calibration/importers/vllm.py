@@ -64,7 +64,6 @@ class Result(Edge):
     mean_ttft_ms: Number
     mean_tpot_ms: Number | None = None
     mean_itl_ms: Number | None = None
-    mean_e2el_ms: Number | None = None
 
     @property
     def errors(self) -> int | None:

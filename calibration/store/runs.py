@@ -36,7 +36,7 @@ from calibration.store.database import (
 )
 from calibration.store.records_file import About, read_log, write_log
 from sizing.errors import first_fault
-from sizing.points import COLUMNS, Point
+from sizing.points import COLUMNS, NOT_VOID, Point
 
 BEGUN: Mapping[str, Any] = MappingProxyType({"ended": None, "error": "", "phase": "", "share": 0.0, "left_s": None})
 """Of a run that begins, or begins again: nothing of it is measured, and nothing is known of its end."""
@@ -262,7 +262,8 @@ def _json(facts: Mapping[str, float]) -> str:
     return json.dumps(known, sort_keys=True)
 
 
-# --- Points with their logs: a log is on disk before its point is committed, and deleted if that fails
+# --- Points with their logs: a log is on disk before its point is committed. An import deletes it if that fails; a run
+# --- does not, since the commit may have succeeded although its answer was lost
 
 
 def keep(
@@ -513,7 +514,7 @@ class Store:
             runs,
             (self.database.clock - runs.c.heartbeat).label("silent_s"),
             count.scalar_subquery().label("points"),
-            count.where(points.c.verdict.not_in(("", "steady"))).scalar_subquery().label("void"),
+            count.where(points.c.verdict.not_in(NOT_VOID)).scalar_subquery().label("void"),
             *(
                 count.where(points.c.standing == word).scalar_subquery().label(word)
                 for word in ("pending", "discarded")

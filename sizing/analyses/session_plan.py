@@ -12,12 +12,12 @@ import numpy as np
 
 from sizing.analyses.relax import Ways, ways_out
 from sizing.analyses.traced import smallest
-from sizing.candidates import catalogued, with_prefix_cache
+from sizing.candidates import catalogued
 from sizing.edge import BY_FORMULA, FAR, SURE, log_ratio, upper_end
 from sizing.engine import FREE, Replica
 from sizing.errors import ScenarioError
 from sizing.explain import distance_from_sla, engine_rejection, first_look
-from sizing.memory_use import kv_cache_tokens
+from sizing.memory_use import caching
 from sizing.numbers import Floats, gpus, milliseconds, significant
 from sizing.planner import cheapest, cost, fastest_engines, least_gpus, size
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
@@ -440,7 +440,7 @@ def plan_sessions(
     Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
     """
     check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
-    ready, left_out = caching(candidates, load.sessions)
+    ready, left_out = holding(candidates, load.sessions)
     left_out += rejected
     runs = {id(one): SessionRuns(question, load, one, seed, progress) for one in ready}
     if load.users is not None and ready:
@@ -546,22 +546,16 @@ def at_rate(question: Question, sessions_per_s: float, turns: TurnsByPlace) -> Q
     return replace(question, workload=replace(question.workload, rate_per_s=sessions_per_s * turns.each))
 
 
-def caching(candidates: Sequence[Candidate], sessions: Sessions) -> tuple[list[Candidate], list[Rejection]]:
+def holding(candidates: Sequence[Candidate], sessions: Sessions) -> tuple[list[Candidate], list[Rejection]]:
     """Candidates with their prefix cache on, and those that have none or no room for the longest session."""
-    ready: list[Candidate] = []
-    left_out: list[Rejection] = []
-    for one in candidates:
-        kv_tokens = kv_cache_tokens(one)
-        if one.replica.batching.policy == "static":
-            left_out.append(Rejection.of(one, "no_data", "static batches have no prefix cache"))
-        elif kv_tokens is None:
-            why = "how many tokens its KV cache holds is not known, and the cache is what sessions depend on"
-            left_out.append(Rejection.of(one, "no_data", why))
-        elif kv_tokens < (longest := sessions.context_tokens):
+    cached, left_out = caching(candidates)
+    longest, ready = sessions.context_tokens, list[Candidate]()
+    for one in cached:
+        if (kv_tokens := one.replica.batching.kv_tokens) < longest:
             why = f"a session may reach {longest:,} tokens, the KV cache holds {kv_tokens:,}: limit its context"
             left_out.append(Rejection.of(one, "memory", why))
         else:
-            ready.append(with_prefix_cache(one, kv_tokens))
+            ready.append(one)
     return ready, left_out
 
 
@@ -622,7 +616,7 @@ def session_ways_out(
         run = cache(lambda: runs.simulated(1, apart, ALONE / runs.idle_s()))
         return lambda limit: upper_s(run(), limit)
 
-    return ways_out(rejected, question, caching(candidates, load.sessions)[0], nearly_alone)
+    return ways_out(rejected, question, holding(candidates, load.sessions)[0], nearly_alone)
 
 
 def most_replicas(question: Question, candidate: Candidate, winner: Fleet) -> int:

@@ -12,12 +12,12 @@ import numpy as np
 from sizing.analyses.relax import Ways
 from sizing.analyses.sensitivity import resized
 from sizing.analyses.sharing import Share, named_pairs, workloads_ways_out
-from sizing.candidates import KV_BLOCK_TOKENS, with_prefix_cache
+from sizing.candidates import KV_BLOCK_TOKENS
 from sizing.demand_model import correlation_of, rank_correlation
 from sizing.edge import FINE, SlaMissed, capacity_band, least
-from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.errors import ScenarioError, quoted
 from sizing.explain import distance_from_sla, mean_based, sla_rejection
+from sizing.memory_use import caching
 from sizing.planner import cheapest, cost, survey
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction
@@ -267,22 +267,6 @@ def finding(question: Question, hit_rate: float) -> Question:
     """The question for prompts of which this share of the tokens is found in the prefix cache."""
     tokens = int(hit_rate * question.workload.lengths.isl)
     return replace(question, workload=replace(question.workload, prefix=Prefix(tokens, 1.0) if tokens else Prefix()))
-
-
-def caching(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Rejection]]:
-    """Candidates with their prefix cache on, by vLLM's rules, and those that can have none."""
-    ready: list[Candidate] = []
-    left_out: list[Rejection] = []
-    for one in candidates:
-        rule = one.replica.batching
-        if rule.policy == "static":
-            left_out.append(Rejection.of(one, "no_data", "static batches have no prefix cache"))
-        elif rule.kv_tokens == UNLIMITED_KV_TOKENS:
-            why = "how many tokens its KV cache holds is not known, and hits depend on it"
-            left_out.append(Rejection.of(one, "no_data", why))
-        else:
-            ready.append(with_prefix_cache(one, rule.kv_tokens))
-    return ready, left_out
 
 
 def by_memory(trace: Trace, candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Rejection]]:

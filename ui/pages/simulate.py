@@ -87,10 +87,7 @@ def _no_plan(outcome: Outcome) -> None:
 
 def _picked(plan: Plan) -> Fleet:
     """The answer, or another fleet of the plan; the choice is in the URL."""
-    fleets: dict[str, Fleet] = {}
-    for fleet in plan.fleets:
-        label = fleet.candidate.label
-        fleets[label if label not in fleets else f"{label}, {fleet.candidate.source}"] = fleet
+    fleets = answers.named(plan.fleets)
     key = PREFIX + "replica"
     if st.session_state.get(key) not in fleets:
         st.session_state[key] = next(iter(fleets))

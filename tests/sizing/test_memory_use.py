@@ -10,8 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from sizing import catalog
+from sizing.engine import UNLIMITED_KV_TOKENS, Batching, Replica
 from sizing.estimate import estimate
-from sizing.memory_use import KV_FREE, KV_USED, UNKNOWN, WEIGHTS, MemoryUse, mean_context_tokens, memory_use
+from sizing.memory_use import (
+    KV_FREE,
+    KV_USED,
+    UNKNOWN,
+    WEIGHTS,
+    MemoryUse,
+    caching,
+    kv_cache_tokens,
+    mean_context_tokens,
+    memory_use,
+)
 from sizing.plans import Candidate, Fleet
 from sizing.workload import Lengths, Prefix
 from tests.sizing.fleets_at_hand import candidate, fleet, question
@@ -108,3 +119,14 @@ def test_the_mean_context_of_varied_outputs_is_what_an_observer_sees(cv: float) 
     isl, osl = lengths.sample(400_000, np.random.default_rng(5))
     held = (osl * (isl + osl / 2)).sum() / osl.sum()
     assert mean_context_tokens(lengths) == pytest.approx(held, rel=0.03)
+
+
+def test_a_prefix_cache_is_as_large_as_memory_leaves_where_the_engine_does_not_say() -> None:
+    """For a trace as for sessions; of a model and GPU that no catalogue knows, nothing is known."""
+    measured, unknown = (
+        dataclasses.replace(one, replica=Replica(one.replica.law, Batching(kv_tokens=UNLIMITED_KV_TOKENS)))
+        for one in (ESTIMATE, candidate())
+    )
+    (ready,), (left_out,) = caching([measured, unknown])
+    assert ready.replica.batching.prefix_cache and ready.replica.batching.kv_tokens == kv_cache_tokens(measured)
+    assert left_out.gpu == unknown.gpu and left_out.kind == "no_data"

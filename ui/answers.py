@@ -790,7 +790,7 @@ def traced(scenario: Scenario, part: Part, trace: Trace, progress: Callable[[str
         return Reply(plan_trace(question, trace, *found, slas=slas, progress=progress))
 
     most = min(ANSWERS_KEPT, max(1, ANSWERED_KEPT // len(trace)))
-    return remembered(visit().trace_answers, (part, asked, have.digest), lambda: answered(plan, Reply[TracePlan]), most)
+    return remembered(visit().trace_answers, (part, asked, have.digest), lambda: answered(plan, Reply), most)
 
 
 def traced_file(found: TracePlan, link: str, suffix: str) -> bytes:
@@ -828,7 +828,7 @@ def for_sessions(
         return Reply(plan_sessions(question, load, turns, *found, progress=progress))
 
     key = (load, limits, asked, have.digest)
-    return remembered(visit().session_answers, key, lambda: answered(plan, Reply[SessionPlan]), ANSWERS_KEPT)
+    return remembered(visit().session_answers, key, lambda: answered(plan, Reply), ANSWERS_KEPT)
 
 
 def _without_load(scenario: Scenario) -> Scenario:

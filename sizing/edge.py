@@ -151,6 +151,10 @@ SURE = 3.0
 run, which adds its own error."""
 BATCHES = 30
 """Consecutive batches whose differences give the standard error of a share (batch means)."""
+SAME = 1e-6
+"""Relative difference of two latencies below which they are equal. Of equal requests that meet no others nearly all
+take the same time but for the rounding of the clock, which grows over a long run: counted as different, all of them lay
+beyond the percentile in one batch and none in another, and the longest of all was taken for its upper end."""
 MOST_RUNS = 20
 HALVING = 10
 """Runs after which the bracket is halved: if the curve is flat up to the edge, lines through two runs creep."""
@@ -196,7 +200,8 @@ def upper_end(values: Floats, percentile: float, sure: float) -> float:
         return float(values.max()) if count else math.inf
     place = rank(share, count)
     middle = order_statistics(values, np.array([place]))
-    beyond = (values[: count - count % BATCHES] > middle).reshape(BATCHES, -1).mean(axis=1)
+    over = values[: count - count % BATCHES] > middle * (1 + SAME)
+    beyond = over.reshape(BATCHES, -1).mean(axis=1)
     error = float(beyond.std(ddof=1)) / math.sqrt(BATCHES)
     further = rank(min(share + sure * error, 1.0), count)
     return float(order_statistics(values, np.array([further]))[0])
@@ -529,10 +534,13 @@ def lost_to_doubt(doubt: float, one: Probe, other: Probe) -> float:
 
 
 def _missed(idle: Simulated, sla: Sla) -> SlaMissed:
-    """The limit that a replica without load misses."""
+    """The limit that a replica without load misses, as the search judges it: where its value keeps the limit, by the
+    upper end of what the value may be."""
     prediction = idle.prediction(sla.within)
-    limit = prediction.binding(sla)
-    return SlaMissed(limit, prediction.value_s(limit), simulated=True)
+    upper = {limit: upper_percentile(idle, limit, SURE) for limit in sla.limits}
+    limit = max(sla.limits, key=lambda each: log_ratio(upper[each], each.limit_s))
+    value = prediction.value_s(limit)
+    return SlaMissed(limit, value if value > limit.limit_s else upper[limit], simulated=True)
 
 
 def analytic_reached(replica: Replica, setting: Setting, capacity_per_s: float) -> Limit:

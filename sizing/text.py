@@ -107,14 +107,17 @@ def binding(fleet: Fleet, traced: TracePlan | None = None) -> str:
     if traced:
         seen, limit = traced.binding
         of = f"requests of {seen.name}" if seen.name else "requests replayed"
-        return f"{limit.name}: {milliseconds(seen.value_s(limit))} of {milliseconds(limit.limit_s)} over all {of}"
+        value = limit.said(seen.value_s(limit))
+        if limit.metric == "goodput":
+            return f"{limit.name}: these use up {value} over all {of}"
+        return f"{limit.name}: {value} of {limit.allowed} over all {of}"
     if fleet.stability_binds:
         return (
             f"stable rate: at {significant(fleet.stable_per_s)} requests/s a replica's queue grows without bound, "
             "before a limit is reached"
         )
     limit, beyond = fleet.binding, fleet.predicted.beyond(fleet.binding)
-    turned = f", and {percent(beyond, 2)} of the requests are turned away, which counts as beyond it" if beyond else ""
+    turned = f", and {of_requests(beyond)} of the requests are turned away, which counts as beyond it" if beyond else ""
     return f"{limit.name}: {against(limit, fleet.predicted)} at the planned load{turned}"
 
 
@@ -926,7 +929,8 @@ def shares_text(found: Shares) -> str:
     return ", ".join(f"{name} {percent(share)}" for name, share in known if share >= 0.005)
 
 
-# --- Cautions: in the templates ``ms`` writes a time, ``%`` a share (``1%`` with a decimal, ``+%`` with a sign)
+# --- Cautions: in the templates ``ms`` writes a time, ``%`` a share (``1%`` with a decimal, ``+%`` with a sign),
+# --- ``requests`` a share of requests, which may be small
 
 CAUTIONS: dict[CautionKind, str] = {
     "approximate_arrivals": "{arrivals} arrivals: percentiles are approximate; simulate to be sure",
@@ -947,7 +951,7 @@ CAUTIONS: dict[CautionKind, str] = {
         "next burst; round_robin, or outputs that vary, show what the fleet can do"
     ),
     "lost_requests": (
-        "{share:1%} of the requests were rejected, timed out or cancelled: the latencies are those of the others"
+        "{share:requests} of the requests were rejected, timed out or cancelled: the latencies are those of the others"
     ),
     "saturation_disputed": (
         "the {saturated} finds the load saturated, the {steady} does not: the load is at the edge of what is stable"
@@ -1115,6 +1119,8 @@ class _Units(Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec == "ms":
             return milliseconds(value)
+        if format_spec == "requests":
+            return of_requests(value)
         if format_spec == "name":
             return metric_name(value)
         if format_spec.endswith("%"):

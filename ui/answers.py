@@ -796,7 +796,7 @@ def traced(scenario: Scenario, part: Part, trace: Trace, progress: Callable[[str
 def traced_file(found: TracePlan, link: str, suffix: str) -> bytes:
     """The report of a trace's answer in one of the formats, made now."""
     plan, cover = found.plan, Cover(datetime.now(UTC).isoformat(timespec="seconds"), link=link)
-    return render(traced_report(found, sensitivities(plan.question, plan.answer), cover), suffix)
+    return render(traced_report(found, sensitivities(plan.question, plan.answer, found.trace), cover), suffix)
 
 
 def traced_report(found: TracePlan, effects: Sequence[Sensitivity], cover: Cover) -> Report:

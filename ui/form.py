@@ -347,7 +347,9 @@ def _what() -> None:
         with st.popover("Custom", help="A model of your own, from its config.json."):
             _upload()
     if state.model in visit().own_models:
-        st.caption(":material/upload_file: Your own model, kept for this visit only: the link cannot carry it.")
+        st.caption(
+            ":material/upload_file: Your own model: this server keeps it until it restarts, the link cannot carry it."
+        )
     gpus = _with(answers.gpu_names(), state.gpus)
     _choices("GPUs", gpus, "gpus", "Measured GPUs", GPUS_HELP)
     left, right = st.columns(2)
@@ -396,7 +398,8 @@ def _choices(label: str, options: Sequence[T], key: str, if_none: str, help_: st
 MODEL_HELP = "Models in the catalogue and models you have measured."
 OWN_HELP = (
     "The public configuration of a model that the list lacks, as Hugging Face has it. It is read for its sizes and "
-    "kept for this visit only: a link cannot carry it, and whoever opens one has to upload the file again."
+    "kept by this server until it restarts: a link cannot carry it, and whoever opens one elsewhere or later has to "
+    "upload the file again."
 )
 GPUS_HELP = "GPUs to compare; the answer names the one that needs the fewest. None chosen: those you have measured."
 PRECISION_HELP = "Precisions to compare. None chosen: all that the model and GPU support."

@@ -101,6 +101,8 @@ def visit() -> Visit:
 
 def fill_view(query: Mapping[str, str]) -> None:
     """Take the view of a link; what it does not say, or no page knows, falls back to the first choice when drawn."""
+    for key in [name for name in st.session_state if str(name).startswith(PREFIX) and name not in query]:
+        del st.session_state[key]
     st.session_state.update(
         {key: value for key, value in query.items() if key.startswith(PREFIX) and len(value) <= LONGEST}
     )

@@ -99,3 +99,8 @@ def tell_unreadable(problems: tuple[str, ...]) -> None:
     """A warning for each source of points that cannot be read."""
     for problem in problems:
         st.warning(plain(problem), title="Measured points could not be read")
+
+
+def binding_name(fleet: Fleet) -> str:
+    """What keeps a replica from carrying more, short enough for a cell."""
+    return "stable rate" if fleet.stability_binds else limit_name(fleet.binding)

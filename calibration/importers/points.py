@@ -192,9 +192,12 @@ def _verdict(summary: ImportedSummary, load: Offered) -> Verdict:
         return "errors"
     if load.open_loop:
         return _open_loop_verdict(summary, load)
-    if summary.e2e.mean_s is None:
+    e2e_s, ttft_s, itl_s, osl = summary.e2e.mean_s, summary.ttft.mean_s, summary.itl.mean_s, summary.osl
+    if e2e_s is None and ttft_s is not None and itl_s is not None and osl is not None:
+        e2e_s = ttft_s + itl_s * (osl - 1)  # exact if all answers are equally long
+    if e2e_s is None:
         return ""
-    busy = summary.requests_per_s * summary.e2e.mean_s / load.value
+    busy = summary.requests_per_s * e2e_s / load.value
     if busy < BUSY_SHARE[0]:
         return "unsteady"
     return "little" if busy > BUSY_SHARE[1] else ""

@@ -7,14 +7,16 @@ counted from when a place among the `max_concurrency` requests was free: ``queue
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from calibration.errors import FileError
 from calibration.importers.points import (
+    UNSTREAMED,
     ImportedRun,
     ImportedSummary,
     SeenRequests,
@@ -39,6 +41,7 @@ from calibration.importers.reading import (
     error_name,
 )
 from calibration.records import Measurement
+from sizing.points import LoadKind
 
 SOURCE = "vLLM bench serve"
 CHUNKS_AGREE = 0.02
@@ -51,7 +54,7 @@ class Result(Edge):
     model_id: str | None = None
     date: str | None = None
     request_rate: Positive | Literal["inf"] | None = None
-    burstiness: Positive = 1.0
+    burstiness: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 1.0  # infinite: even gaps
     max_concurrency: Count | None = None
     num_prompts: Count | None = None
     duration: Positive
@@ -111,6 +114,8 @@ def recognises(value: Object) -> bool:
 def read(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file, from its requests if it has all of them. Raises FileError naming the key."""
     result = checked(Result, file.value, file.name)
+    if result.mean_ttft_ms == 0:
+        raise FileError(f"{file.name}, key 'mean_ttft_ms': {UNSTREAMED}")
     details = _details(file)
     if details is not None and len(details.start_times) == result.completed + (result.errors or 0):
         return [_from_details(result, details, file, known)]
@@ -207,7 +212,8 @@ def _burst(result: Result) -> bool:
 def _load(result: Result) -> Offered | None:
     """The load. Rate "inf" without a limit is a burst: all requests are in flight at first, fewer and fewer later."""
     if isinstance(result.request_rate, float):
-        return Offered("poisson_rate" if result.burstiness == 1 else "gamma_rate", result.request_rate)
+        kinds: dict[float, LoadKind] = {1.0: "poisson_rate", math.inf: "constant_rate"}
+        return Offered(kinds.get(result.burstiness, "gamma_rate"), result.request_rate)
     if result.max_concurrency:
         return Offered("concurrency", float(result.max_concurrency))
     return Offered("concurrency", float(result.num_prompts or result.completed)) if _burst(result) else None
@@ -217,7 +223,9 @@ def _notes(load: Offered | None, result: Result) -> tuple[str, ...]:
     if not load or not load.open_loop:
         return ()
     capped = (held_back(result.max_concurrency),) if result.max_concurrency else ()
-    return ("vLLM stretches its random gaps to an exact total: calmer than true arrivals", *capped)
+    random = load.kind != "constant_rate"
+    calmer = ("vLLM stretches its random gaps to an exact total: calmer than true arrivals",) if random else ()
+    return (*calmer, *capped)
 
 
 def _when(date: str | None) -> str:

@@ -20,7 +20,7 @@ from sizing.planner import cheapest, survey
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
-from sizing.question import Question
+from sizing.question import Question, weight_of
 from sizing.queueing import predict
 from sizing.simulator import Simulated, simulate_disaggregated
 from sizing.workload import Prefix, Sla
@@ -181,8 +181,8 @@ def disaggregate(setup: Setup, method: Method = BY_SIMULATION) -> Pools | Reject
 
 
 def pools_of(question: Question, candidates: Sequence[Candidate], method: Method = BY_SIMULATION) -> Pools | Rejection:
-    """The fewest GPUs in two pools, each in the layout that suits it best, both of the same GPU, precision and engine;
-    or why there are none.
+    """The fewest GPUs (or, with prices, the cheapest) in two pools, each in the layout that suits it best, both of the
+    same GPU, precision and engine; or why there are none.
 
     By formula each pool is sized apart. By simulation both are then run together, and enlarged until the SLA holds.
     Raises ScenarioError without a TTFT limit, which the prefill pool is sized by, without tokens to decode, and for a
@@ -194,27 +194,29 @@ def pools_of(question: Question, candidates: Sequence[Candidate], method: Method
         )
     if question.sla.goodput or question.sla.rejected:
         raise ScenarioError(
-            "disaggregated: pools are sized by TTFT and ITL apart: give limits with percentiles, without --goodput and "
-            "--rejected"
+            "disaggregated: pools are sized by TTFT and ITL apart: give limits with percentiles, none on goodput and "
+            "rejected requests"
         )
     if question.sla.gap is not None:
-        raise ScenarioError(
-            "disaggregated: gaps between tokens are not simulated over two pools: limit ITL in place of --gap"
-        )
+        raise ScenarioError("disaggregated: gaps between tokens are not simulated over two pools: limit ITL instead")
     groups: dict[tuple[str, str, str], list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault((candidate.gpu, candidate.precision, candidate.engine), []).append(candidate)
     sized = [_sized_apart(question, members) for members in groups.values()]
-    pairs = sorted((pair for pair in sized if isinstance(pair, Pair)), key=lambda pair: pair.gpus)
+
+    def cost(pair: Pair) -> float:
+        return pair.gpus * weight_of(question, pair.decode.fleet.candidate.gpu)
+
+    pairs = sorted((pair for pair in sized if isinstance(pair, Pair)), key=cost)
     rejected = [miss for miss in sized if isinstance(miss, Rejection)]
     best: Pair | None = None
     for pair in pairs:
-        if best is not None and pair.gpus >= best.gpus:
+        if best is not None and cost(pair) >= cost(best):
             break
         held = pair if method is BY_FORMULA else enlarged(question, pair)
         if isinstance(held, Rejection):
             rejected.append(held)
-        elif best is None or held.gpus < best.gpus:
+        elif best is None or cost(held) < cost(best):
             best = held
     if best is None:
         return min(rejected, key=distance_from_sla)

@@ -13,6 +13,7 @@ from sizing.errors import ScenarioError
 from sizing.planner import size, smallest_fleet
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.question import Question, Setting
+from sizing.trace import Trace
 from sizing.workload import METRICS, OF_REQUESTS, Limit, Sla
 
 CHANGES = (-0.25, -0.10, 0.10, 0.25)
@@ -39,17 +40,32 @@ class Sensitivity:
     effects: tuple[Effect, ...]
 
 
-def sensitivities(question: Question, fleet: Fleet) -> tuple[Sensitivity, ...]:
-    """One row per input. By formula, scaled by the fleet's own capacity over the formula's; the limit on rejected
-    requests, of which the formula has none, by simulation.
+def sensitivities(question: Question, fleet: Fleet, trace: Trace | None = None) -> tuple[Sensitivity, ...]:
+    """One row per input; `trace`: that the fleet was sized for.
+
+    By formula, scaled by the fleet's own capacity over the formula's. Limits by simulation where the formula has
+    another one fail first, as its times would then move what does not bind, and that on rejected requests, of which it
+    has none. Of a trace, which is not replayed for each, limits have no rows there, nor where each class has its own.
 
     A headroom of 0 stays 0 whatever its change. Lengths below 1 token and limits the SLA cannot meet give no count.
     """
+    alike = binds_alike(question, fleet)
+    without = trace is not None and (not alike or bool(trace.classes))
     rows = []
     for name, unit, value in inputs(question):
-        effects = tuple(effect(question, fleet, name, change, value * (1 + change)) for change in CHANGES)
+        of_limit = name in map(limit_name, question.sla.limits)
+        if of_limit and without:
+            continue
+        changes = ((change, value * (1 + change)) for change in CHANGES)
+        effects = tuple(effect(question, fleet, name, *each, not alike and of_limit) for each in changes)
         rows.append(Sensitivity(name, unit, value, effects))
     return tuple(rows)
+
+
+def binds_alike(question: Question, fleet: Fleet) -> bool:
+    """True if by formula the same limit fails first as the fleet has it."""
+    response = load_response(fleet.candidate.replica, question.setting(fleet.working))
+    return response.reached(response.rate_per_s(0.0) or fleet.capacity_per_s, question.sla) == fleet.binding
 
 
 def inputs(question: Question) -> Iterator[tuple[str, Unit, float]]:
@@ -67,11 +83,13 @@ def limit_name(limit: Limit) -> str:
     return f"limits of {limit.name}" if limit.metric == "goodput" else f"{limit.name} limit"
 
 
-def effect(question: Question, fleet: Fleet, name: str, change: float, value: float) -> Effect:
+def effect(
+    question: Question, fleet: Fleet, name: str, change: float, value: float, by_simulation: bool = False
+) -> Effect:
     """GPUs and capacity with the input `name` at `value`."""
     try:
         changed = with_input(question, name, value)
-        if changed.sla.rejected != question.sla.rejected:  # the formula rejects nobody
+        if by_simulation or changed.sla.rejected != question.sla.rejected:
             found = size(changed, fleet.candidate, BY_SIMULATION)
             seen = (found.gpus, found.capacity_per_s) if isinstance(found, Fleet) else (None, None)
             return Effect(change, value, *seen)

@@ -207,7 +207,9 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
             if simulated is None:
                 mix = mixed(plan, **counts) if given["mix"] else None
                 plan = as_available(plan, reserved, counts["available"])
-                more = replace(extras(plan, given, reserved, counts["available"]), trace=replayed, mix=mix)
+                trace = recorded.trace if recorded else None
+                beside = extras(plan, given, reserved, counts["available"], trace)
+                more = replace(beside, trace=replayed, mix=mix)
     except NoFeasiblePlan as error:
         load = talks[0] if talks else None
         rows = NO_WAYS  # a report's rows of limits do not tell first turns from later ones, nor classes
@@ -377,16 +379,22 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def extras(plan: Plan, given: Mapping[str, Any], found: Sequence[Candidate], available: Mapping[str, int]) -> Extras:
+def extras(
+    plan: Plan,
+    given: Mapping[str, Any],
+    found: Sequence[Candidate],
+    available: Mapping[str, int],
+    trace: Trace | None,
+) -> Extras:
     """Everything that was asked for beside the count; `found`: the candidates of the plan; `available`: GPUs of a type,
-    where not as many as one likes."""
+    where not as many as one likes; `trace`: that the plan is for."""
     question, fleet, pools = plan.question, plan.answer, None
     if given["disaggregated"]:
         from sizing.analyses.pools import pools_within  # costs the what-ifs, which nothing else here needs
 
         pools = pools_within(question, found, available)
     return Extras(
-        sensitivities(question, fleet),
+        sensitivities(question, fleet, trace),
         gpus_by_hour(question, fleet, daily_rates(given["daily"])) if given["daily"] is not None else None,
         tune(question, fleet.candidate) if given["tuned"] else None,
         verification=verification(plan),

@@ -241,7 +241,7 @@ def classes_table(found: TracePlan) -> Table:
                 f"{found.trace.clock(seen.hours[worst].from_s)}, {percent(seen.goodput(worst), 1)}",
             )
             room = percent(1 - value_s / limit.limit_s)
-            of_limit = (limit.name, milliseconds(limit.limit_s), milliseconds(value_s), room)
+            of_limit = (limit.name, limit.allowed, limit.said(value_s), room)
             table.add_row(*whole, *of_limit, *(inside if number == 0 else ("", "")))
     return table
 

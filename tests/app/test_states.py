@@ -334,3 +334,19 @@ def test_a_day_without_any_load_is_not_taken() -> None:
     day = (0.0,) * 23 + (50.0,)
     assert edited(day, {23: {LOAD: 0}}) == day
     assert edited(day, {0: {LOAD: 25}}) == (25.0, *day[1:])
+
+
+def test_what_a_link_does_not_say_of_the_view_is_as_usual() -> None:
+    """Values that are usual are not in links: a newer one must not outlive the browser's Back."""
+
+    def page() -> None:
+        import streamlit as st
+
+        from ui.visit import fill_view
+
+        st.session_state["show.users"], st.session_state["other"] = "900", "kept"
+        fill_view({"show.to": "60", "rate": "5"})
+
+    state = AppTest.from_function(page).run().session_state
+    assert "show.users" not in state and "rate" not in state
+    assert (state["show.to"], state["other"]) == ("60", "kept")

@@ -232,6 +232,9 @@ def test_controls_choose_the_part(opened: Open) -> None:
     assert len(found_by(app).trace) == 2 * int(6.0 * HOUR_S)
     assert query_of(app)["show.part"] == "01:00..02:00" and query_of(app)["show.scale"] == "2.0"
     assert "replayed" in str(app.get("plotly_chart")[-2].proto.spec)
+    app.session_state["show.part"] = "00:00..01:00"  # as the browser's Back does
+    app.run()
+    assert query_of(app)["show.part"] == "00:00..01:00" and app.main.select_slider[0].value == ("00:00", "01:00")
 
 
 def test_a_link_asks_for_the_trace_that_it_cannot_carry(opened: Open) -> None:

@@ -25,21 +25,26 @@ from sizing.edge import (
     Probe,
     analytic_capacity_per_s,
     edge_rate,
+    load_response,
     log_excess,
     lost_to_doubt,
     predict_at,
     raised,
     scaled_capacities,
+    upper_end,
     upper_excess,
     upper_percentile,
 )
 from sizing.engine import Batching, Replica, StepLaw
+from sizing.planner import size
+from sizing.plans import Fleet, Rejection
 from sizing.question import Setting
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.simulator import Simulated, simulate
 from sizing.simulator.state import REJECTED, SERVED
 from sizing.stats import rank
 from sizing.workload import Lengths, Limit, RequestMetric, Sla, Workload
+from tests.sizing.fleets_at_hand import candidate, question
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9)
 
@@ -285,3 +290,27 @@ def test_the_band_of_an_estimate_is_that_of_a_slower_and_a_faster_engine(
     middle, slow, fast = (bisected(replace(SERVER, law=LAW.scaled(by)), setting) for by in (1, factor, 1 / factor))
     assert high == pytest.approx(fast / middle, rel=0.05)
     assert low == pytest.approx(slow / middle, rel=0.1)
+
+
+def test_latencies_that_differ_by_rounding_are_equal() -> None:
+    """A clock of years rounds more at its end: without load nearly all equal requests take the same time but for it."""
+    values = 0.058 + np.linspace(0, 1e-9, 216_000)
+    values[::300] = 0.11
+    assert upper_end(values, 95, 3.0) == pytest.approx(0.058, rel=1e-6)
+
+
+def test_a_limit_just_above_the_idle_latency_is_met_by_many_replicas() -> None:
+    """Of equal requests: not by none, for the rounding of the clock."""
+    for by in (1.02, 1.15):
+        idle = load_response(candidate().replica, question().setting(1)).idle
+        asked = replace(question(1.0), sla=Sla(Limit("ttft", 95, by * idle.ttft.p95_s)))
+        found = size(asked, candidate(), BY_SIMULATION)
+        assert isinstance(found, Fleet) and found.predicted.meets(asked.sla)
+
+
+def test_what_an_idle_replica_misses_is_above_its_limit() -> None:
+    """Also where the value itself keeps it, and only its upper end does not."""
+    asked = replace(question(1.0), sla=Sla(Limit("ttft", 95, 0.02), Limit("itl", 95, 0.001)))
+    missed = size(asked, candidate(), BY_SIMULATION)
+    assert isinstance(missed, Rejection) and missed.limit is not None and missed.nearest_s is not None
+    assert missed.nearest_s > missed.limit.limit_s

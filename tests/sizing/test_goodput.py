@@ -239,7 +239,7 @@ def test_an_impossible_goodput_is_relaxed_by_its_limits_or_by_its_percent() -> N
 
 
 def test_two_pools_say_that_they_know_no_goodput() -> None:
-    with pytest.raises(ScenarioError, match="without --goodput"):
+    with pytest.raises(ScenarioError, match="none on goodput"):
         pools_of(question(sla=joint(99, "ttft", "itl")), [candidate()])
 
 
@@ -442,4 +442,4 @@ def test_the_command_line_takes_goodput_and_its_price(capsys: pytest.CaptureFixt
     code, out, _ = run([*PLAN, "--queue-limit", "64", "--rejected", "1%", "--goodput-price"], capsys)
     assert code == 0 and GOODPUT_PRICE in out and "sized by simulation" in out
     code, _, err = run([*PLAN, "--disaggregated"], capsys)
-    assert code == 2 and "without --goodput" in err
+    assert code == 2 and "none on goodput" in err

@@ -159,6 +159,19 @@ def test_pools_are_never_larger_than_of_one_layout() -> None:
     assert together.gpus <= min(each.gpus for each in alone if isinstance(each, Pools))
 
 
+def test_pools_are_the_cheapest_where_gpus_have_prices() -> None:
+    """As one fleet is: the fewest GPUs may be the dearest."""
+    limits = Sla(Limit.parse("ttft", "p95:2s"), Limit.parse("itl", "p95:50ms"))
+    asked = Question(QWEN, Workload(LENGTHS, 20.0), limits)
+    ways = [estimate(QWEN, gpu, 2, "fp8", LENGTHS) for gpu in ("h100_sxm", "h200_sxm")]
+    fewest = pools_of(asked, ways, BY_FORMULA)
+    assert isinstance(fewest, Pools)
+    dear = fewest.decode.candidate.gpu
+    (other,) = {"h100_sxm", "h200_sxm"} - {dear}
+    cheapest = pools_of(replace(asked, prices=((dear, 90.0), (other, 2.5))), ways, BY_FORMULA)
+    assert isinstance(cheapest, Pools) and cheapest.decode.candidate.gpu == other
+
+
 def test_pools_tell_engines_of_one_layout_apart() -> None:
     """Two versions of an engine, say, one of them slower: the pools are the faster one's, whichever comes first."""
     question = Question(

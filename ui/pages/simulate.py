@@ -159,15 +159,17 @@ LOST_HELP = "Requests rejected by a full queue, or dropped from it after the tim
 def _limit_card(result: Simulated, limit: Limit, share: float, allowed: float) -> None:
     kept = share <= allowed + 1e-9 and not result.saturated
     predicted = result.prediction(limit.within)
+    over = "" if limit.metric == "rejected" else " over"
+    what = "gaps" if limit.metric == "gap" else "requests"
     st.metric(
         limit_name(limit),
         predicted.said(limit),
-        "no steady state" if result.saturated else f"{_percent(share)} over (max {_percent(allowed)})",
+        "no steady state" if result.saturated else f"{_percent(share)}{over} (max {_percent(allowed)})",
         delta_color="green" if kept else "red",
         delta_arrow="off",
         icon=":material/check_circle:" if kept else ":material/cancel:",
         border=True,
-        help=f"In this run, with the share of requests over {limit.said(limit.limit_s)} and the share allowed.",
+        help=f"In this run, with the share of {what} over {limit.said(limit.limit_s)} and the share allowed.",
     )
 
 

@@ -35,7 +35,7 @@ from ui.look import card, data_behind, ink, rows_of_cards, show
 from ui.scenario import Scenario
 from ui.values import allow_any, use_candidate, use_limits
 from ui.visit import visit
-from ui.words import counted, gpus_band, limit_name, plain, room, sentence_case, tell, tell_unreadable
+from ui.words import binding_name, counted, gpus_band, limit_name, plain, room, sentence_case, tell, tell_unreadable
 
 LEVELS = 4
 """Load levels asked for: from one request at a time to a quarter more than planned."""
@@ -302,7 +302,7 @@ def _picked(plan: Plan, scenario: Scenario) -> None:
 
 
 def _row(fleet: Fleet, price_per_gpu_hour: float | None) -> dict[str, object]:
-    candidate, limit = fleet.candidate, fleet.binding
+    candidate = fleet.candidate
     row: dict[str, object] = {
         "GPU": candidate.gpu,
         "Layout": str(candidate.layout),
@@ -311,7 +311,7 @@ def _row(fleet: Fleet, price_per_gpu_hour: float | None) -> dict[str, object]:
         "GPUs": fleet.gpus,
         "Requests/s per GPU": fleet.requests_per_s_per_gpu,
         "Room to the SLA": 100 * room_share(fleet),
-        "Binding limit": limit_name(limit),
+        "Binding limit": binding_name(fleet),
         "Basis": fleet.basis.capitalize(),
         "90 % band (GPUs)": gpus_band(fleet),
     }

@@ -25,7 +25,7 @@ from ui.look import basis_line
 from ui.values import use_candidate
 from ui.views.answer import warnings
 from ui.visit import visit
-from ui.words import gpus_band, limit_name, plain, sentence_case
+from ui.words import binding_name, gpus_band, limit_name, plain, sentence_case
 
 # --- Which configurations stand side by side: one list, kept in the URL, changed in the table or in a pick list
 
@@ -147,11 +147,6 @@ def row(plan: Plan, fleet: Fleet, with_cost: bool) -> dict[str, Any]:
     }
     cost = cost_of(plan.question, fleet) if with_cost else None
     return shown | ({} if cost is None else {PER_HOUR: cost.per_hour, PER_MILLION: cost.per_million_output_tokens})
-
-
-def binding_name(fleet: Fleet) -> str:
-    """What keeps a replica from carrying more, short enough for a cell."""
-    return "stable rate" if fleet.stability_binds else limit_name(fleet.binding)
 
 
 def _in_words(fleet: Fleet) -> str:
@@ -311,7 +306,7 @@ def lines(question: Question, fleets: list[Fleet], with_cost: bool) -> dict[str,
     for limit in question.sla.limits:
         said[plain(f"{limit_name(limit)} (limit {limit.allowed})")] = _limited(fleets, limit)
     said["Room to the SLA"] = [
-        f"{100 * max(0.0, room_share(fleet)):.0f} % of {binding_name(fleet)}" for fleet in fleets
+        f"{100 * max(0.0, room_share(fleet)):.0f} % of {limit_name(fleet.binding)}" for fleet in fleets
     ]
     said["Basis"] = [fleet.basis.capitalize() for fleet in fleets]
     said["Checked"] = ["by simulation" if fleet.verified else "by formula" for fleet in fleets]

@@ -263,9 +263,12 @@ def _ends(found: Recorded) -> str:
     marks = clock_marks(found.trace)
     held = tuple(str(state.get(ENDS, "")).split(".."))
     usual = held if len(held) == 2 and {*held} <= {*marks} else (marks[0], marks[-1])
-    key = f"trace_ends_{found.digest}"
+    drawn, number = "trace_ends_drawn", "trace_ends_number"
+    if state.get(ENDS) != state.get(drawn):  # a link, or the browser's Back, brought another part: a new slider for it
+        state[number] = state.get(number, 0) + 1
+    key = f"trace_ends_{found.digest}_{state.get(number, 0)}"
     first, last = st.select_slider("From … to", marks, usual, key=key, label_visibility="collapsed")
-    state[ENDS] = visit().shown[ENDS] = f"{first}..{last}"
+    state[ENDS] = state[drawn] = visit().shown[ENDS] = f"{first}..{last}"
     return str(state[ENDS])
 
 
@@ -351,8 +354,8 @@ def _classes(found: TracePlan) -> None:
             "Class": seen.name,
             "Requests": int(seen.tally.gone.sum()),
             "Limit": limit_name(limit),
-            "Allowed": milliseconds(limit.limit_s),
-            "Replayed": milliseconds(seen.value_s(limit)),
+            "Allowed": limit.allowed,
+            "Replayed": limit.said(seen.value_s(limit)),
             "Room": percent(1 - seen.value_s(limit) / limit.limit_s),
             "Inside the SLA": percent(seen.goodput(), 2),
             "Worst hour": found.trace.clock(seen.hours[seen.worst_hour].from_s),
@@ -445,7 +448,7 @@ def export_trace(query: Mapping[str, str], found: TracePlan | None) -> None:
 def json_of(found: TracePlan) -> bytes:
     """The plan with every hour, and its report, as the command line writes it."""
     question = found.plan.question
-    effects = sensitivities(question, found.plan.answer)
+    effects = sensitivities(question, found.plan.answer, found.trace)
     report = as_dict(answers.traced_report(found, effects, answers.NO_COVER))
     more = Extras(effects, verification=verification(found.plan), trace=found)
     whole = {**as_json(found.plan), **extras_json(more, question), "report": report}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +305,28 @@ def test_a_kind_that_is_asked_for_must_be_the_files() -> None:
         read(FILES / "vllm.json", kind="aiperf", deployment=DEPLOYMENT)
     with pytest.raises(FileError, match="the kinds are aiperf, genai-perf"):
         read(FILES / "vllm.json", kind="jmeter", deployment=DEPLOYMENT)
+
+
+def vllm_result(folder: Path, **other: object) -> Point:
+    """The sample of vLLM's tester without E2E, as it writes it unless asked, and with other values."""
+    plain = {key: value for key, value in json.loads((FILES / "vllm.json").read_text()).items() if "e2el" not in key}
+    path = folder / "result.json"
+    path.write_text(json.dumps(plain | other))
+    (point,) = read(path, deployment={**DEPLOYMENT, "model": None})
+    return point
+
+
+@pytest.mark.parametrize(("users", "verdict"), [(8, ""), (12, "unsteady"), (6, "little")])
+def test_a_closed_loop_is_judged_without_its_e2e_too(tmp_path: Path, users: int, verdict: str) -> None:
+    """TTFT and the tokens after it are as good: a run that is mostly start and drain is no level of its users."""
+    assert vllm_result(tmp_path, max_concurrency=users).verdict == verdict
+
+
+def test_even_gaps_of_vllm_are_a_constant_rate(tmp_path: Path) -> None:
+    point = vllm_result(tmp_path, request_rate=18.5, burstiness=math.inf, max_concurrency=None)
+    assert point.load_kind == "constant_rate" and "random gaps" not in point.notes
+
+
+def test_a_summary_of_answers_that_were_not_streamed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="only streamed requests"):
+        vllm_result(tmp_path, mean_ttft_ms=0.0)

@@ -1,5 +1,5 @@
 """vLLM's `bench serve --save-result`, with individual requests if `--save-detailed` was given; `--append-result` writes
-one result per line.
+one result per line. SGLang's `bench_serving --output-file` descends from it.
 
 vLLM's TPOT is our ITL, (E2E - TTFT)/(OSL - 1); its ITL is the gap between chunks, which is not ours. Its TTFT is
 counted from when a place among the `max_concurrency` requests was free: ``queue_times`` has the waits before that.
@@ -43,7 +43,7 @@ from calibration.importers.reading import (
 from calibration.records import Measurement
 from sizing.points import LoadKind
 
-SOURCE = "vLLM bench serve"
+SOURCE, OF_SGLANG = "vLLM bench serve", "SGLang bench_serving"
 CHUNKS_AGREE = 0.02
 MS = 1e-3
 
@@ -53,7 +53,7 @@ class Result(Edge):
 
     model_id: str | None = None
     date: str | None = None
-    request_rate: Positive | Literal["inf"] | None = None
+    request_rate: Annotated[float, Field(gt=0, allow_inf_nan=True)] | Literal["inf"] | None = None
     burstiness: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 1.0  # infinite: even gaps
     max_concurrency: Count | None = None
     num_prompts: Count | None = None
@@ -109,6 +109,11 @@ class Details(Edge):
 def recognises(value: Object) -> bool:
     """Whether a JSON object is a result of vLLM's serving benchmark."""
     return "request_throughput" in value and "mean_ttft_ms" in value
+
+
+def is_sglang(file: JsonFile) -> bool:
+    """Whether SGLang's descendant of the benchmark wrote it, which calls E2E otherwise and draws its gaps freely."""
+    return "mean_e2e_latency_ms" in file.value
 
 
 def read(file: JsonFile, known: KnownFacts) -> list[Measurement]:
@@ -174,11 +179,12 @@ def _chunk_s(details: Details, i: int) -> tuple[tuple[float, ...], int]:
 
 
 def _from_summary(result: Result, file: JsonFile, known: KnownFacts, left_out: str) -> Measurement:
-    load = _load(result)
+    load, of_sglang = _load(result), is_sglang(file)
+    tool, e2e = (OF_SGLANG, "e2e_latency") if of_sglang else (SOURCE, "e2el")
     tokens = result.total_output_tokens
     chunk_ratio = result.mean_itl_ms / result.mean_tpot_ms if result.mean_itl_ms and result.mean_tpot_ms else None
     summary = ImportedSummary(
-        source=SOURCE,
+        source=tool,
         model=clean(result.model_id or "") or None,
         load=load,
         isl=result.total_input_tokens / result.completed if result.total_input_tokens else None,
@@ -190,11 +196,15 @@ def _from_summary(result: Result, file: JsonFile, known: KnownFacts, left_out: s
         output_tokens_per_s=result.output_throughput or None,
         ttft=_times(file, "ttft"),
         itl=_times(file, "tpot"),
-        e2e=_times(file, "e2el"),
+        e2e=_times(file, e2e),
         tokens_per_chunk=chunk_ratio,
         measured_at=_when(result.date),
         verdict="unsteady" if _burst(result) and not (known.concurrency or known.rate) else "",
-        notes=(*_notes(load, result), "ITL is vLLM's TPOT", *([left_out] if left_out else [])),
+        notes=(
+            *_notes(load, result, of_sglang),
+            f"ITL is {tool.split()[0]}'s TPOT",
+            *([left_out] if left_out else []),
+        ),
     )
     return measurement_of_summary(summary, known, file.name)
 
@@ -206,12 +216,12 @@ def _times(file: JsonFile, metric: str) -> Times:
 
 
 def _burst(result: Result) -> bool:
-    return result.request_rate in (None, "inf") and not result.max_concurrency
+    return result.request_rate in (None, "inf", math.inf) and not result.max_concurrency
 
 
 def _load(result: Result) -> Offered | None:
     """The load. Rate "inf" without a limit is a burst: all requests are in flight at first, fewer and fewer later."""
-    if isinstance(result.request_rate, float):
+    if isinstance(result.request_rate, float) and math.isfinite(result.request_rate):
         kinds: dict[float, LoadKind] = {1.0: "poisson_rate", math.inf: "constant_rate"}
         return Offered(kinds.get(result.burstiness, "gamma_rate"), result.request_rate)
     if result.max_concurrency:
@@ -219,11 +229,11 @@ def _load(result: Result) -> Offered | None:
     return Offered("concurrency", float(result.num_prompts or result.completed)) if _burst(result) else None
 
 
-def _notes(load: Offered | None, result: Result) -> tuple[str, ...]:
+def _notes(load: Offered | None, result: Result, of_sglang: bool = False) -> tuple[str, ...]:
     if not load or not load.open_loop:
         return ()
     capped = (held_back(result.max_concurrency),) if result.max_concurrency else ()
-    random = load.kind != "constant_rate"
+    random = load.kind != "constant_rate" and not of_sglang
     calmer = ("vLLM stretches its random gaps to an exact total: calmer than true arrivals",) if random else ()
     return (*calmer, *capped)
 

@@ -330,3 +330,14 @@ def test_even_gaps_of_vllm_are_a_constant_rate(tmp_path: Path) -> None:
 def test_a_summary_of_answers_that_were_not_streamed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="only streamed requests"):
         vllm_result(tmp_path, mean_ttft_ms=0.0)
+
+
+def test_results_of_sglang_are_told_from_vllms(tmp_path: Path) -> None:
+    """The same keys but for E2E, a rate that is infinite, and gaps that nothing stretches."""
+    more = {"backend": "sglang", "mean_e2e_latency_ms": 420.0, "median_e2e_latency_ms": 400.0}
+    closed = vllm_result(tmp_path, request_rate=math.inf, **more)
+    assert (closed.load_kind, closed.load_value, closed.e2e_mean_s) == ("concurrency", 8, 0.42)
+    opened = vllm_result(tmp_path, request_rate=18.5, max_concurrency=None, **more)
+    assert opened.load_kind == "poisson_rate"
+    for point in (closed, opened):
+        assert point.source.startswith("SGLang bench_serving") and "vLLM" not in point.source + point.notes

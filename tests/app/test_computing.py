@@ -170,7 +170,7 @@ def test_keys_of_kept_answers_hold_no_points(monkeypatch: pytest.MonkeyPatch) ->
         seen.append(key)
 
     monkeypatch.setattr(answers, "computed", noted)
-    scenario = replace(ONE, rate_per_s=21.37)
+    scenario = replace(ONE, rate_per_s=21.37, isl=1237)
     for ask in (answers.outcome, answers.pools, answers.carried, answers.ways_out):
         ask(scenario)  # type: ignore[operator]
     answers.speeds(scenario, None)

@@ -22,7 +22,7 @@ def test_every_kind_has_words_and_no_words_are_left_over() -> None:
             Caution("beyond_measured", {"in_flight": 12.4, "most": 8.0}),
             "hold 12 requests at once, measured were at most 8",
         ),
-        (Caution("lost_requests", {"share": 0.0625}), "6.2 % of the requests"),
+        (Caution("lost_requests", {"share": 0.0625}), "6.25 % of the requests"),
         (
             Caution("beyond_context", {"share": 0.004, "of_tokens": 0.056, "tokens": 40_960}),
             "0.4 % of the requests, with 5.6 % of the prompt tokens, are longer than the 40,960 tokens",

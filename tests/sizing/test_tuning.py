@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
+from sizing.analyses import sensitivity
 from sizing.analyses.sensitivity import sensitivities, tune
 from sizing.catalog import Layout, gpus
 from sizing.cli.tables import quantity
-from sizing.edge import BY_FORMULA, BY_SIMULATION
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Method
 from sizing.engine import Batching
 from sizing.errors import ScenarioError
-from sizing.plans import Fleet, cost_of, energy_of
+from sizing.plans import Candidate, Fleet, cost_of, energy_of
 from sizing.question import Question, Setting
 from sizing.text import tuned_line
+from sizing.trace import Trace
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.engines import BATCHING, LAW, SLA, candidate, question
 
@@ -180,3 +183,29 @@ def test_a_limit_on_rejected_requests_moves_what_a_replica_carries() -> None:
     carried = [each.capacity_per_s for each in row.effects if each.capacity_per_s is not None]
     assert len(carried) == 4 and carried == sorted(carried) and carried[0] < fleet.capacity_per_s < carried[-1]
     assert quantity(row.value, row.unit) == "0.5 %"
+
+
+def test_limits_are_varied_by_simulation_where_the_formula_has_another_one_fail_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its times would move what does not bind. Of a trace, which is not replayed for each, there are no such rows."""
+    asked, asked_by = question(), list[str]()
+    fleet = planner.size(asked, candidate(), BY_SIMULATION)
+    assert isinstance(fleet, Fleet)
+    ttft, itl = asked.sla.limits
+    of_other = replace(fleet, binding=itl if fleet.binding == ttft else ttft)
+
+    def noted(changed: Question, one: Candidate, method: Method) -> Fleet:
+        asked_by.append(method.name)
+        return fleet
+
+    monkeypatch.setattr(sensitivity, "size", noted)
+    names = [row.name for row in sensitivities(asked, fleet)]
+    assert "p95 TTFT limit" in names and not asked_by
+    sensitivities(asked, of_other)
+    assert asked_by == ["simulation"] * 8
+    whole = Trace(np.arange(10.0), np.full(10, 100), np.full(10, 10))
+    classes = replace(whole, classes=("chat",), of_class=np.zeros(10, np.uint8))
+    for trace, of, told in ((whole, fleet, True), (whole, of_other, False), (classes, fleet, False)):
+        rows = [row.name for row in sensitivities(asked, of, trace)]
+        assert ("p95 TTFT limit" in rows) == told and {"ISL", "rate", "headroom"} < {*rows}

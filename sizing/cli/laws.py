@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from sizing import candidates
 from sizing.analyses.closed_loop import closed_loop
 from sizing.candidates import cautions_at
 from sizing.cli.options import (
+    F,
     as_json,
     field_option,
     length_options,
@@ -73,6 +75,17 @@ known_options = options(
         help="Also fit points at a constant or Poisson rate, as `plan` does.",
     ),
 )
+
+
+def requests_option(what: str) -> Callable[[F], F]:
+    """`--requests`, with `what` the command calls them: those of sessions are turns."""
+    return click.option(
+        "--requests",
+        type=click.IntRange(100, MAX_REQUESTS - 1),
+        default=100_000,
+        show_default=True,
+        help=f"{what} to simulate.",
+    )
 
 
 def option_of(coefficient: str) -> str:
@@ -256,13 +269,7 @@ slot_options = options(
     help="A replica (from 0) is down between these times from the start; its requests start anew on others. For "
     "instance 0:60s:180s, or 0:60s for good. Repeat it for more.",
 )
-@click.option(
-    "--requests",
-    type=click.IntRange(100, MAX_REQUESTS - 1),
-    default=100_000,
-    show_default=True,
-    help="Requests to simulate.",
-)
+@requests_option("Requests")
 @seed_option
 @click.option(
     "--replications",
@@ -435,13 +442,7 @@ def _is(name: str, has: Any, wanted: Any) -> bool:
 @scheduling_options(always_given=True)
 @replicas_option
 @session_routing_option("--routing")
-@click.option(
-    "--requests",
-    type=click.IntRange(100, MAX_REQUESTS - 1),
-    default=100_000,
-    show_default=True,
-    help="Turns to simulate.",
-)
+@requests_option("Turns")
 @seed_option
 @as_json
 def sessions_command(json_: bool, replicas: int, routing: Any, requests: int, seed: int, **given: Any) -> None:

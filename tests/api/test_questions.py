@@ -36,6 +36,7 @@ from sizing.plans import NoFeasiblePlan
 from sizing.points import read_points
 from sizing.question import FIELDS
 from tests.api.conftest import LIMIT_S, QUESTION
+from tests.sizing.test_checkpoints import LLAMA_8B
 from validation.speed.golden import ASKED, undated
 
 ROOT = Path(__file__).parents[2]
@@ -141,17 +142,7 @@ def test_points_as_rows_are_the_table() -> None:
     assert len(rows) == len(read_points(POINTS))
 
 
-OWN = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "torch_dtype": "bfloat16",
-}
+OWN = LLAMA_8B | {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
 OF_OWN = {"isl": 500, "osl": 100, "rate": 5, "gpu": "h100_sxm", "e2e": "p95:10s"}
 
 

@@ -302,6 +302,8 @@ def cheapest(question: Question, sized: Sequence[Fleet | Rejection]) -> Fleet | 
     return min(fleets, key=lambda fleet: cost(question, fleet), default=None)
 
 
-def cost(question: Question, fleet: Fleet) -> tuple[float, float]:
-    """Fewest GPUs first, or lowest price where GPUs have their own; among equals, the fleet with the most room."""
-    return fleet.gpus * weight_of(question, fleet.candidate.gpu), -fleet.requests_per_s_per_gpu
+def cost(question: Question, fleet: Fleet) -> tuple[float, bool, float]:
+    """Fewest GPUs first, or lowest price where GPUs have their own; among equals what was measured before what is
+    estimated, then the fleet with the most room."""
+    one = fleet.candidate
+    return fleet.gpus * weight_of(question, one.gpu), one.basis == "estimated", -fleet.requests_per_s_per_gpu

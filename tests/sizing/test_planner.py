@@ -50,6 +50,16 @@ def test_the_answer_is_the_cheapest_and_simulated() -> None:
     assert plan.answer.gpus == min(fleet.gpus for fleet in plan.fleets)
 
 
+def test_of_fleets_of_as_many_gpus_the_measured_one_is_the_answer() -> None:
+    measured = dataclasses.replace(candidate(law=LAW.scaled(1.001)), basis="fitted")
+    estimated = candidate(gpu="other")
+    plan = planner.plan(question(), [estimated, measured])
+    first, second = plan.fleets
+    assert (first.gpus, first.candidate.gpu) == (second.gpus, "g"), "that of the other carries a little more"
+    faster = dataclasses.replace(estimated, replica=Replica(LAW.scaled(0.8), BATCHING))
+    assert planner.plan(question(), [measured, faster]).answer.candidate.gpu == "other", "which needs fewer GPUs"
+
+
 def test_of_engines_with_one_law_the_one_that_decodes_beside_prompts_is_faster() -> None:
     beside, apart = (
         dataclasses.replace(

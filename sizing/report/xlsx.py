@@ -550,7 +550,8 @@ def candidates_sheet(book: Book, report: Report) -> None:
     for row, found in enumerate(report.configurations, start=first):
         book.put(sheet, row, beside, found.label, "quiet")  # a name of one cell for each bar
     chart = book.workbook.add_chart({"type": "bar"})
-    series = {"name": "GPUs", "values": ["Candidates", first, 3, last, 3], "fill": {"color": "#0072B2"}}
+    counts = table.columns.index("GPUs")
+    series = {"name": "GPUs", "values": ["Candidates", first, counts, last, counts], "fill": {"color": "#0072B2"}}
     names = ["Candidates", first, beside, last, beside]
     chart.add_series({**series, "categories": names, "data_labels": {"value": True}})
     chart.set_title({"name": "GPUs, spares included", "name_font": {"size": 12}})

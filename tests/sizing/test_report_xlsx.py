@@ -210,3 +210,12 @@ def test_charts_are_native_and_described() -> None:
     charts = [name for name in names if name.startswith("xl/charts/chart")]
     assert len(charts) == 2 + len(QUESTION.sla.limits)
     assert len(re.findall(r'descr="[^"]{20,}"', drawings)) == len(charts)
+
+
+def test_the_bars_of_the_candidates_are_their_gpus() -> None:
+    book = openpyxl.load_workbook(io.BytesIO(render(report(), "xlsx")))
+    sheet = book["Candidates"]
+    (bars,) = sheet._charts[0].series
+    drawn = [cell.value for (cell,) in sheet[bars.val.numRef.f.partition("!")[2].replace("$", "")]]
+    assert drawn == [fleet.gpus for fleet in plan().fleets]
+    book.close()

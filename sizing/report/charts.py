@@ -220,7 +220,8 @@ def day_chart(day: Day) -> Drawing:
 
 @lru_cache(KEPT)
 def traffic_chart(traffic: Traffic) -> Drawing:
-    """Above, percentiles of each hour over their limits; below, GPUs that each hour needs, and the fleet's, dashed."""
+    """Above, percentiles of each hour over their limits, if there are any; below, GPUs that each hour needs, and the
+    fleet's, dashed."""
     hours = traffic.hours
     places, fleet = range(len(hours)), traffic.gpus.value or 0.0
     ratios = [
@@ -229,13 +230,14 @@ def traffic_chart(traffic: Traffic) -> Drawing:
     ]
 
     def draw(figure: Figure) -> None:
-        above, below = figure.subplots(2, 1, sharex=True)
-        for number, (limit, values) in enumerate(zip(traffic.limits, ratios, strict=True)):
-            above.plot(places, values, color=(LINE, DOT, QUIET)[number % 3], lw=1.4, label=limit.name)
-        above.axhline(1.0, color=LIMIT, lw=1.2, ls="--")
-        above.set_ylabel("of its limit", fontsize=8)
-        above.set_ylim(bottom=0)
-        above.legend(fontsize=7, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+        *above, below = figure.subplots(1 + bool(traffic.limits), 1, sharex=True, squeeze=False)[:, 0]
+        for panel in above:
+            for number, (limit, values) in enumerate(zip(traffic.limits, ratios, strict=True)):
+                panel.plot(places, values, color=(LINE, DOT, QUIET)[number % 3], lw=1.4, label=limit.name)
+            panel.axhline(1.0, color=LIMIT, lw=1.2, ls="--")
+            panel.set_ylabel("of its limit", fontsize=8)
+            panel.set_ylim(bottom=0)
+            panel.legend(fontsize=7, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
         gpus = [hour.gpus.value or 0.0 for hour in hours]
         below.fill_between(places, gpus, step="post", color=BAND, lw=0)
         below.step(places, gpus, where="post", color=LINE, lw=1.8)
@@ -249,8 +251,9 @@ def traffic_chart(traffic: Traffic) -> Drawing:
 
     over = [sum(value > 1 for value in values) for values in ratios]
     beyond = ", ".join(f"{limit.name} in {count}" for limit, count in zip(traffic.limits, over, strict=True))
-    alt = f"Of {len(hours)} hours, the limit is exceeded by {beyond or 'none'}; the fleet has {fleet:,.0f} GPUs."
-    return Drawing("traffic", drawn(draw, 2 * DAY_IN), alt)
+    said = f"Of {len(hours)} hours, the limit is exceeded by {beyond}" if beyond else f"GPUs of {len(hours)} hours"
+    alt = f"{said}; the fleet has {fleet:,.0f} GPUs."
+    return Drawing("traffic", drawn(draw, (1 + bool(traffic.limits)) * DAY_IN), alt)
 
 
 @lru_cache(KEPT)

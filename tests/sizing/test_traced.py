@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +29,8 @@ from sizing.demand_model import ranks
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.question import Question
+from sizing.report.build import traffic_of
+from sizing.report.charts import traffic_chart
 from sizing.simulator.recorded import replay
 from sizing.text import sizing_by_means
 from sizing.trace import HOUR_S, Trace, TraceError
@@ -367,6 +370,9 @@ def test_a_fleet_for_classes_keeps_the_goodput_of_each() -> None:
     assert all(
         part.goodput() >= 0.95 and part.sla == own for part, own in zip(found.replayed.classes, slas, strict=True)
     )
+    drawing = traffic_chart(traffic_of(found))
+    assert "limit" not in drawing.alt, "hours have no percentile to draw over its limit"
+    assert len(re.findall('id="axes_', drawing.svg)) == 1
 
 
 @pytest.mark.parametrize(

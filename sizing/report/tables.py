@@ -364,7 +364,7 @@ def curve_data(report: Report) -> Table:
     )
     return Table(
         "Latency against load",
-        ("Requests/s per replica", *(curve.name for curve in curves.curves)),
+        ("Requests/s per replica", *map(limit_name, curves.curves)),
         tuple(zip(loads, *latencies, strict=True)),
         note=f"By formula; {NONE} where the queue grows without bound.",
     )
@@ -488,7 +488,7 @@ def classes(report: Report) -> Table:
         "SLA of each class",
         ("Class", "Requests", "Limit", "Allowed", "Replayed", "Room", "Inside the SLA", "Worst hour", "Inside then"),
         tuple(
-            (*(row.of, row.requests, row.name, row.limit, row.replayed, row.room), *hours)
+            (*(row.of, row.requests, limit_name(row), row.limit, row.replayed, row.room), *hours)
             for row in rows
             for hours in [(row.inside, row.worst_hour, row.worst_inside)]
         ),

@@ -30,7 +30,7 @@ from sizing.queueing import predict, stable_rate_per_s
 from sizing.report.build import Cover, report_of
 from sizing.report.model import Report, as_dict, as_json
 from sizing.report.sections import cards
-from sizing.report.tables import number_of
+from sizing.report.tables import curve_data, number_of
 from sizing.report.write import render
 from sizing.simulator import simulate
 from sizing.simulator.recorded import replay
@@ -404,7 +404,7 @@ def test_a_report_does_not_tell_the_use_of_the_limits_as_the_share_of_requests_t
     one = question(sla=joint(99, "ttft", "itl"))
     plan = planner.plan(one, [candidate()])
     used = plan.answer.predicted.value_s(one.sla.limits[0])
-    found = report_of(plan, None, Extras(), Cover("2026-01-01T00:00:00+00:00"))
+    found = report_of(plan, load_curve(one, plan.answer), Extras(), Cover("2026-01-01T00:00:00+00:00"))
     name, said = "limits used at 99 % goodput", number_of(found.limits[0].predicted)
     assert said == f"{significant(100 * used)} %"
     rows = {row[0]: row for row in Page(render(found, "html").decode()).table("Limit")}
@@ -413,6 +413,7 @@ def test_a_report_does_not_tell_the_use_of_the_limits_as_the_share_of_requests_t
     assert squeezed("".join(rows[name])) in pdf_text(render(found, "pdf"))
     (in_book,) = rows_below(sheets(render(found, "xlsx"))["Answer"], "Limit")
     assert in_book[:3] == (name, 1, pytest.approx(used))
+    assert curve_data(found).columns[1:] == (name,)
 
 
 def test_a_share_of_rejected_requests_has_no_band() -> None:

@@ -31,11 +31,13 @@ from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.question import Question
 from sizing.report.build import traffic_of
 from sizing.report.charts import traffic_chart
+from sizing.report.tables import classes
 from sizing.simulator.recorded import replay
 from sizing.text import sizing_by_means
 from sizing.trace import HOUR_S, Trace, TraceError
 from sizing.workload import PERCENTILES, Limit, Metric, Sla, Workload
 from tests.sizing.engines import candidate
+from tests.sizing.report_cases import report as a_report
 
 SLA = Sla(Limit("ttft", 95, 0.4), Limit("itl", 90, 0.015))
 
@@ -370,6 +372,8 @@ def test_a_fleet_for_classes_keeps_the_goodput_of_each() -> None:
     assert all(
         part.goodput() >= 0.95 and part.sla == own for part, own in zip(found.replayed.classes, slas, strict=True)
     )
+    shown = replace(a_report(), traffic=traffic_of(found))
+    assert {row[2] for row in classes(shown).rows} == {"limits used at 95 % goodput"}, "that is what is replayed"
     drawing = traffic_chart(traffic_of(found))
     assert "limit" not in drawing.alt, "hours have no percentile to draw over its limit"
     assert len(re.findall('id="axes_', drawing.svg)) == 1

@@ -669,8 +669,8 @@ def accuracy(fleet: Fleet) -> str:
     start = f"The count is {checked}; the law of the engine's times has a standard error of {sigma} %"
     if fleet.basis == "estimated" and not fleet.candidate.unmeasured:
         return (
-            f"{start}. Points of one load level gave the law its scale; its shape is a day-zero estimate. Measure a "
-            "second level before buying."
+            f"{start} at the one load level that was measured; its shape, and so how times change with the load, is a "
+            "day-zero estimate. Measure a second level before buying."
         )
     if fleet.basis == "estimated":
         return (

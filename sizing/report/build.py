@@ -227,7 +227,7 @@ def talks_of(found: SessionPlan) -> Talks:
 def source_of(fleet: Fleet) -> SourceRow:
     """The provenance of one fleet."""
     candidate = fleet.candidate
-    used = candidate.fitted_to if candidate.basis in ("fitted", "extrapolated", "measured") else ()
+    used = () if candidate.basis == "what-if" else candidate.fitted_to
     dates = sorted(point.measured_at for point in used if point.measured_at)
     return SourceRow(
         configuration=candidate.label,

@@ -42,7 +42,7 @@ from sizing.report.model import (
 )
 from sizing.report.sections import scenario_toml
 from sizing.report.write import file_name
-from sizing.text import Extras
+from sizing.text import Extras, accuracy
 from sizing.workload import Limit
 from tests.sizing.report_cases import CANDIDATES, COVER, QUESTION, RATES, REJECTED, daily, plan, refusal, report
 
@@ -307,6 +307,11 @@ def test_a_fitted_law_names_its_points_their_engine_dates_and_digest() -> None:
     assert (found.points, found.engine, found.basis) == (2, "vLLM 0.9", "fitted")
     assert (found.measured_from, found.measured_to) == (used[0].measured_at, used[1].measured_at)
     assert found.digest == source(used).digest != source(used[:1]).digest
+    pair = fitted.replica, fitted.replica
+    scaled = dataclasses.replace(fitted, fitted_to=used[:1], basis="estimated", variants=(pair,))
+    one = source_of(dataclasses.replace(fleet, candidate=scaled))
+    assert (one.points, one.measured_from, one.digest) == (1, used[0].measured_at, source(used[:1]).digest)
+    assert "standard error of 5 % at the one load level" in accuracy(dataclasses.replace(fleet, candidate=scaled))
     changed = dataclasses.replace(fitted, fitted_to=used, basis="what-if")
     assert source_of(dataclasses.replace(fleet, candidate=changed)).points == 0, "nobody measured what might be"
 

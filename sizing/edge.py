@@ -740,8 +740,15 @@ def latency_band(candidate: Candidate, setting: Setting, rate_per_s: float) -> F
         return predict_at(replica, setting, rate_per_s)
 
     if candidate.variants:
-        pairs = [(at_load(one), at_load(other)) for one, other in candidate.variants]
-        return lambda limit: spread(math.hypot(*(_change(one, other, limit) for one, other in pairs)))
+        seen, pairs = at_load(candidate.replica), [tuple(map(at_load, pair)) for pair in candidate.variants]
+
+        def ends(limit: Limit) -> tuple[float, float]:
+            down, up = (
+                math.hypot(*changes) for changes in zip(*(_changes(pair, seen, limit) for pair in pairs), strict=True)
+            )
+            return spread(down)[0], spread(up)[1]
+
+        return ends
     factor = math.exp(Z90 * candidate.relative_sigma)
     fast, middle, slow = (
         at_load(replace(candidate.replica, law=candidate.replica.law.scaled(scale)))
@@ -755,12 +762,15 @@ def spread(sigma: float) -> tuple[float, float]:
     return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
 
 
-def _change(one: Prediction, other: Prediction, limit: Limit) -> float:
-    """Half the change of log latency between two laws; infinite if one of them cannot carry the load."""
-    values = one.value_s(limit), other.value_s(limit)
-    if not all(math.isfinite(value) and value > 0 for value in values):
-        return math.inf
-    return math.log(values[0] / values[1]) / 2
+def _changes(pair: tuple[Prediction, ...], middle: Prediction, limit: Limit) -> tuple[float, float]:
+    """How far log latency goes down and up between two laws: half their change either way. If one of them cannot carry
+    the load, up without end, and down to the other."""
+    known = [value for value in (each.value_s(limit) for each in pair) if math.isfinite(value) and value > 0]
+    if len(known) == 2:
+        half = abs(math.log(known[0] / known[1])) / 2
+        return half, half
+    base = middle.value_s(limit)
+    return max([0.0, *(math.log(base / value) for value in known if math.isfinite(base))]), math.inf
 
 
 def _ratio(changed: Prediction, middle: Prediction, limit: Limit) -> float:

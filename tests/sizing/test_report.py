@@ -17,7 +17,7 @@ from sizing import planner
 from sizing import text as answer
 from sizing.analyses.daily import Daily, gpus_by_hour
 from sizing.catalog import Layout
-from sizing.edge import latency_band
+from sizing.edge import latency_band, predict_at
 from sizing.explain import cost_rejection
 from sizing.plans import Candidate, cost_of
 from sizing.points import Point
@@ -260,6 +260,19 @@ def test_pairs_of_laws_add_in_quadrature() -> None:
 
     assert math.log(band(pair, pair)[1]) == pytest.approx(math.sqrt(2) * math.log(band(pair)[1]))
     assert band(pair)[0] == pytest.approx(1 / band(pair)[1])
+
+
+def test_a_law_too_slow_for_the_load_leaves_the_band_its_fast_end() -> None:
+    fleet, limit = plan().answer, QUESTION.sla.limits[0]
+    fast, same, slow = (
+        dataclasses.replace(fleet.candidate.replica, law=fleet.candidate.replica.law.scaled(by)) for by in (0.9, 1, 3)
+    )
+    fast_s, same_s = (
+        predict_at(each, QUESTION.setting(fleet.working), fleet.load_per_s).value_s(limit) for each in (fast, same)
+    )
+    low, high = band_of(limit, variants=((fast, slow),))
+    assert high == math.inf
+    assert low == pytest.approx((fast_s / same_s) ** 1.645, rel=1e-3)
 
 
 def test_evidence_is_read_from_the_page_that_holds_it() -> None:

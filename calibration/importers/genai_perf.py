@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from calibration.errors import FileError
-from calibration.importers.points import PREFIX_FOUND, ImportedSummary, Times, measurement_of_summary
+from calibration.importers.points import FROM_DUE, PREFIX_FOUND, ImportedSummary, Times, measurement_of_summary
 from calibration.importers.reading import (
     Count,
     CsvFile,
@@ -156,13 +156,12 @@ def due(summary: ImportedSummary, found: Metrics, where: str) -> ImportedSummary
         return summary
     late_s = late.times(f"{where}, key 'credit_to_start_latency'").mean_s or 0.0
     e2e = _times(found, "effective_latency", where) if found.effective_latency else summary.e2e.later(late_s)
-    note = "TTFT and E2E are counted from when a request was due; TTFT percentiles are not in the file"
     return replace(
         summary,
         ttft=summary.ttft.later(late_s),
         e2e=e2e,
         late_mean_s=late_s,
-        notes=(*summary.notes, note),
+        notes=(*summary.notes, FROM_DUE),
         facts={**summary.facts, **only({"ttft_sent_mean_s": summary.ttft.mean_s}), "late_mean_s": late_s},
     )
 

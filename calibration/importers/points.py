@@ -33,6 +33,7 @@ from sizing.workload import PERCENTILES, Lengths, lognormal_tokens
 
 SHORTFALL = 0.02
 BUSY_SHARE = (0.9, 1.05)
+FROM_DUE = "TTFT and E2E are counted from when a request was due; TTFT percentiles are not in the file"
 PREFIX_FOUND = "prefix_tokens_found_mean"
 HEALTH_UNKNOWN = "client's health unknown: how busy the load generator was is not in the file"
 WHOLE_RUN = "rates are of the whole run, its start and drain included"

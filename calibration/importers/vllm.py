@@ -1,21 +1,25 @@
 """vLLM's `bench serve --save-result`, with individual requests if `--save-detailed` was given; `--append-result` writes
 one result per line. SGLang's `bench_serving --output-file` descends from it.
 
-vLLM's TPOT is our ITL, (E2E - TTFT)/(OSL - 1); its ITL is the gap between chunks, which is not ours. Its TTFT is
-counted from when a place among the `max_concurrency` requests was free: ``queue_times`` has the waits before that.
+vLLM's TPOT is our ITL, (E2E - TTFT)/(OSL - 1); its ITL is the gap between chunks, which is not ours. Its TTFT and E2E
+are counted from when a place among the `max_concurrency` requests was free: ``queue_times`` has the waits before that.
+vLLM leaves them and the ``latencies`` in the file also where the other lists of requests are left out.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
 from calibration.errors import FileError
 from calibration.importers.points import (
+    FROM_DUE,
     UNSTREAMED,
     ImportedRun,
     ImportedSummary,
@@ -39,9 +43,11 @@ from calibration.importers.reading import (
     checked,
     clean,
     error_name,
+    only,
 )
 from calibration.records import Measurement
 from sizing.points import LoadKind
+from sizing.workload import PERCENTILES
 
 SOURCE, OF_SGLANG = "vLLM bench serve", "SGLang bench_serving"
 CHUNKS_AGREE = 0.02
@@ -104,6 +110,19 @@ class Details(Edge):
     latencies: Many[Number | None] | None = None
     queue_times: Many[Number | None] | None = None
     errors: Many[str | None] | None = None
+
+
+class Waits(Edge):
+    """The lists that vLLM writes without ``--save-detailed`` too, in seconds; the latency of a failed request is 0."""
+
+    latencies: Many[Number | None] = Field(default_factory=list)
+    queue_times: Many[Number | None] = Field(default_factory=list)
+
+    @property
+    def answered(self) -> list[tuple[float, float]]:
+        """Latency and wait of every answered request."""
+        pairs = zip(self.latencies, self.queue_times, strict=False)
+        return [(latency_s, waited_s or 0.0) for latency_s, waited_s in pairs if latency_s]
 
 
 def recognises(value: Object) -> bool:
@@ -206,7 +225,25 @@ def _from_summary(result: Result, file: JsonFile, known: KnownFacts, left_out: s
             *([left_out] if left_out else []),
         ),
     )
+    if known.load(load, file.name).open_loop and result.max_concurrency:
+        summary = _from_due(summary, checked(Waits, file.value, file.name))
     return measurement_of_summary(summary, known, file.name)
+
+
+def _from_due(summary: ImportedSummary, waits: Waits) -> ImportedSummary:
+    """The summary with latencies counted from when requests were due, if the file has their waits for a place."""
+    if not waits.answered:
+        return summary
+    latency_s, waited_s = np.array(waits.answered).T
+    late_s, e2e_s = float(waited_s.mean()), latency_s + waited_s
+    return replace(
+        summary,
+        ttft=summary.ttft.later(late_s),
+        e2e=Times(float(e2e_s.mean()), *map(float, np.percentile(e2e_s, PERCENTILES))),
+        late_mean_s=late_s,
+        notes=(*summary.notes, FROM_DUE),
+        facts=only({"ttft_sent_mean_s": summary.ttft.mean_s, "late_mean_s": late_s}),
+    )
 
 
 def _times(file: JsonFile, metric: str) -> Times:

@@ -327,6 +327,17 @@ def test_even_gaps_of_vllm_are_a_constant_rate(tmp_path: Path) -> None:
     assert point.load_kind == "constant_rate" and "random gaps" not in point.notes
 
 
+def test_a_rate_with_a_limit_of_vllm_counts_from_when_requests_were_due(tmp_path: Path) -> None:
+    """Without --save-detailed the waits for a place are in the file too: 0.1 and 0.3 s; a third request failed."""
+    waits = {"latencies": [0.4, 0.5, 0.0], "queue_times": [0.1, 0.3, 9.0]}
+    point = vllm_result(tmp_path, request_rate=18.5, max_concurrency=8, **waits)
+    assert (point.ttft_mean_s, point.ttft_p50_s) == (pytest.approx(0.1 + 0.2), None)
+    assert (point.e2e_mean_s, point.e2e_p50_s) == (pytest.approx(0.65), pytest.approx(0.65))
+    assert point.verdict == "client_limited" and "from the sending" not in point.notes
+    closed = vllm_result(tmp_path, max_concurrency=8, **waits)
+    assert (closed.ttft_mean_s, closed.verdict) == (pytest.approx(0.1), "")
+
+
 def test_a_summary_of_answers_that_were_not_streamed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="only streamed requests"):
         vllm_result(tmp_path, mean_ttft_ms=0.0)

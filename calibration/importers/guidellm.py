@@ -3,8 +3,9 @@
 The CSV has three header rows (group, metric, statistic), then one row per benchmark, and no individual requests.
 
 GuideLLM's ITL is (last - first token)/(OSL - 1), like ours, but its mean is weighted by tokens. Its TPOT includes the
-TTFT and is never used. Its E2E ends with the response, after the last token. If the file has all individual requests,
-the point is computed from them by our own definitions.
+TTFT and is never used. Its E2E ends with the response, after the last token. With a warm-up or a cool-down, it counts
+every request that was under way between them, also in part, and lists those outside too. If the file has all individual
+requests, the point is computed from them by our own definitions.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class GuidellmMetrics(Edge):
 
     request_totals: Totals | None = None
     request_latency: Statuses
+    requests_per_second: Statuses | None = None
     request_concurrency: Statuses | None = None
     request_scheduled_latency: Statuses | None = None
     request_dispatch_delay: Statuses | None = None
@@ -120,12 +122,14 @@ class Timings(Edge):
     """Moments in seconds since 1970; `first_iteration` and `last_iteration` are the older names."""
 
     targeted_start: Number | None = None
+    resolve_start: Number | None = None
     request_start: Number | None = None
     first_token_iteration: Number | None = None
     last_token_iteration: Number | None = None
     first_iteration: Number | None = None
     last_iteration: Number | None = None
     request_end: Number | None = None
+    resolve_end: Number | None = None
     token_iterations: Count = 0
 
 
@@ -170,6 +174,8 @@ class Benchmark(Edge):
     requests: GuidellmRequests | None = None
     start_time: Number | None = None
     duration: Positive
+    warmup_duration: float = 0.0
+    cooldown_duration: float = 0.0
 
 
 class Backend(Edge):
@@ -250,11 +256,27 @@ def _measurement(benchmark: Benchmark, source: str, model: str | None, known: Kn
         raise FileError(f"{where}: key 'metrics.request_totals': is missing")
     if not totals.successful:
         raise FileError(f"{where}: no request succeeded ({totals.errored} failed, {totals.incomplete} incomplete)")
-    found = benchmark.requests
     load = _load(benchmark, where, known)
-    if found and len(found.successful) == totals.successful and len(found.errored) == totals.errored:
-        return from_requests(_run(benchmark, found, source, model, load, where), known, where)
+    for found in (benchmark.requests, _under_way(benchmark)):
+        if found and len(found.successful) == totals.successful and len(found.errored) == totals.errored:
+            return from_requests(_run(benchmark, found, source, model, load, where), known, where)
     return measurement_of_summary(_summary(benchmark, totals, source, model, load), known, where)
+
+
+def _under_way(benchmark: Benchmark) -> GuidellmRequests | None:
+    """The requests that were under way in the measured time, between warm-up and cool-down: those that count."""
+    found, start_s = benchmark.requests, benchmark.start_time
+    if found is None or start_s is None:
+        return None
+
+    def counted(request: GuidellmRequest) -> bool:
+        times = _timings(request)
+        end_s = times.request_end or times.resolve_end or start_s
+        sent_s = times.request_start or times.resolve_start or end_s
+        return end_s >= start_s and sent_s <= start_s + benchmark.duration
+
+    groups = {name: list(filter(counted, getattr(found, name))) for name in GuidellmRequests.model_fields}
+    return GuidellmRequests.model_construct(**groups)
 
 
 def _strategy(benchmark: Benchmark) -> Strategy | None:
@@ -378,6 +400,8 @@ def _summary(
     rate = _successful(metrics.output_tokens_per_second)
     chunk = _successful(metrics.output_tokens_per_iteration)
     in_flight = _successful(metrics.request_concurrency)
+    cut = benchmark.warmup_duration or benchmark.cooldown_duration
+    ended = _successful(metrics.requests_per_second) if cut else None
     return ImportedSummary(
         source=source,
         model=model,
@@ -386,7 +410,7 @@ def _summary(
         requests=totals.successful,
         errors=totals.errored,
         duration_s=benchmark.duration,
-        requests_per_s=totals.successful / benchmark.duration,
+        requests_per_s=ended.mean if ended else totals.successful / benchmark.duration,
         output_tokens_per_s=rate.mean or None if rate else None,
         mean_in_flight=in_flight.mean if in_flight else None,
         ttft=ttft.later(late.mean) if late else ttft,
@@ -458,6 +482,8 @@ def _of_row(cells: Cells, known: KnownFacts, where: str) -> Measurement:
     duration_s = _value(cells, ("Timings", "Duration", "Sec"), where)
     if not requests or not duration_s:
         raise FileError(f"{where}: no request succeeded, or the duration is 0")
+    cut = any(cells.get(("Timings", edge, "Sec"), "0.0") not in ("", "0.0") for edge in ("Warmup", "Cooldown"))
+    ended = _row_mean(cells, ("Server Throughput", "Successful Requests/Sec"), where) if cut else None
     summary = ImportedSummary(
         source="GuideLLM",
         model=_row_model(cells),
@@ -469,7 +495,7 @@ def _of_row(cells: Cells, known: KnownFacts, where: str) -> Measurement:
         requests=requests,
         errors=round(_value(cells, ("Request Counts", "Errored", ""), where)),
         duration_s=duration_s,
-        requests_per_s=requests / duration_s,
+        requests_per_s=ended or requests / duration_s,
         output_tokens_per_s=_row_mean(cells, ("Token Throughput", "Successful Output Tokens/Sec"), where),
         mean_in_flight=_row_mean(cells, ("Server Throughput", "Successful Concurrency"), where),
         ttft=_row_times(cells, ("Time to First Token", "Successful ms"), MS, where),

@@ -282,6 +282,27 @@ def test_a_file_without_all_its_requests_is_taken_from_its_summary(tmp_path: Pat
     assert "does not hold all of them" in found.point.notes
 
 
+@pytest.mark.parametrize("listed", ["all", "a sample"])
+def test_guidellms_warm_up_and_cool_down_are_cut_off(listed: str, tmp_path: Path) -> None:
+    """Of 8.4 s, four are measured: GuideLLM counts the requests that reach into them, its rate those that end there."""
+    law = Law()
+    requests = closed_loop(law, each=40)
+    document = json.loads(guidellm(requests))
+    (benchmark,) = document["benchmarks"]
+    under_way = [request for request in requests if request.chunk_s[-1] > 2 and request.sent_s < 6]
+    benchmark |= {"start_time": benchmark["start_time"] + 2, "duration": 4.0, "warmup_duration": 2.0}
+    benchmark["metrics"] |= {
+        "request_totals": {"successful": len(under_way), "errored": 0},
+        "requests_per_second": {"successful": {"mean": 2 / law.e2e_s}},
+    }
+    if listed == "a sample":
+        benchmark["requests"]["successful"] = benchmark["requests"]["successful"][:30]
+    found = measured(json.dumps(document), tmp_path, isl=50, osl=12)
+    assert found.point.requests_per_s == pytest.approx(2 / law.e2e_s, rel=1e-3)
+    assert (len(found.log) if found.log else 0) == (len(under_way) if listed == "all" else 0)
+    assert ("holds a sample" in found.point.notes) == (listed == "a sample")
+
+
 def test_requests_without_times_between_first_and_last_keep_itl_and_no_gaps(tmp_path: Path) -> None:
     law = Law()
     point = measured(aiperf_jsonl(closed_loop(law), gaps=False), tmp_path, concurrency=2).point

@@ -117,6 +117,20 @@ def test_an_open_loop_of_guidellm_counts_from_when_requests_were_due() -> None:
     assert (point.e2e_mean_s, point.e2e_p99_s) == (pytest.approx(0.424), pytest.approx(0.484))
 
 
+def test_the_rate_of_guidellms_table_with_a_warm_up_is_of_the_requests_that_ended_after_it(tmp_path: Path) -> None:
+    """720 reach into the 40 s; the table's own rate, 17.8 a second here, has only those that ended in them."""
+    rows = (FILES / "guidellm.csv").read_text().splitlines()
+    path = tmp_path / "warm.csv"
+    for warm_up_s, rate in ((0.0, 18), (1.5, 17.8)):
+        ended = ("Server Throughput", "Successful Requests/Sec", "Mean", "17.8")
+        added = zip(
+            rows, map(",".join, zip(ended, ("Timings", "Warmup", "Sec", str(warm_up_s)), strict=True)), strict=True
+        )
+        path.write_text("\n".join(f"{row},{cell}" for row, cell in added))
+        (point,) = read(path, deployment={**DEPLOYMENT, "model": None})
+        assert point.requests_per_s == rate
+
+
 def test_guidellms_tpot_and_vllms_itl_are_never_taken_for_itl() -> None:
     """Their files here say 12.9 and 40 ms by these words, where the gap between tokens is 10 ms."""
     assert imported("guidellm_v2.json").itl_mean_s == pytest.approx(0.01)

@@ -65,8 +65,12 @@ class Times:
 
     @classmethod
     def of(cls, values: Iterable[float | None], unit_s: float) -> Times:
-        """From mean, p50, p90, p95 and p99, each in units of `unit_s` seconds or None."""
-        return cls(*(None if value is None else value * unit_s for value in values))
+        """From mean, p50, p90, p95 and p99, each in units of `unit_s` seconds or None.
+
+        A mean of 0 is how tools write that there was nothing to measure, such as the ITL of answers of one token.
+        """
+        mean, *tail = (None if value is None else value * unit_s for value in values)
+        return cls() if mean == 0 else cls(mean, *tail)
 
     def later(self, by_s: float) -> Times:
         """Counted from `by_s` seconds earlier on average: then the mean is known, but percentiles are not."""

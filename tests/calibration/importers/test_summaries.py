@@ -336,6 +336,19 @@ def test_a_closed_loop_is_judged_without_its_e2e_too(tmp_path: Path, users: int,
     assert vllm_result(tmp_path, max_concurrency=users).verdict == verdict
 
 
+def test_answers_of_one_token_have_no_itl_though_tools_write_0(tmp_path: Path) -> None:
+    none = dict.fromkeys(("mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "mean_itl_ms"), 0.0)
+    points = [vllm_result(tmp_path, **none, total_output_tokens=720)]
+    document = json.loads((FILES / "guidellm_v2.json").read_text())
+    gaps = document["benchmarks"][0]["metrics"]["inter_token_latency_ms"]["successful"]
+    gaps |= {"mean": 0.0, "percentiles": dict.fromkeys(gaps["percentiles"], 0.0)}
+    (tmp_path / "one.json").write_text(json.dumps(document))
+    points += read(tmp_path / "one.json", deployment=DEPLOYMENT)
+    for point in points:
+        assert (point.itl_mean_s, point.itl_p50_s, point.itl_p99_s) == (None, None, None)
+        assert point.ttft_mean_s == pytest.approx(0.1)
+
+
 def test_even_gaps_of_vllm_are_a_constant_rate(tmp_path: Path) -> None:
     point = vllm_result(tmp_path, request_rate=18.5, burstiness=math.inf, max_concurrency=None)
     assert point.load_kind == "constant_rate" and "random gaps" not in point.notes

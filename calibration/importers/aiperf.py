@@ -10,6 +10,7 @@ from pydantic import Field
 from calibration.errors import FileError
 from calibration.importers import genai_perf
 from calibration.importers.points import (
+    CANCELLED,
     UNSTREAMED,
     ImportedRun,
     ImportedSummary,
@@ -293,7 +294,7 @@ def _error(record: Record) -> str:
     if record.error is not None:
         code = "" if record.error.code is None else f"{record.error.code} "
         return clean(code + error_name(record.error.type or ""), 60)
-    return "cancelled" if record.metadata.was_cancelled else ""
+    return CANCELLED if record.metadata.was_cancelled else ""
 
 
 def _chunk_s(metrics: RequestMetrics, sent_s: float, where: str) -> tuple[float, ...]:

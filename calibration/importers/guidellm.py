@@ -17,6 +17,7 @@ from pydantic import Field
 
 from calibration.errors import FileError
 from calibration.importers.points import (
+    CANCELLED,
     UNSTREAMED,
     ImportedRun,
     ImportedSummary,
@@ -330,7 +331,7 @@ def _run(
     groups = (
         ("successful", "", found.successful),
         ("errored", "failed", found.errored),
-        ("incomplete", "cancelled", found.incomplete),
+        ("incomplete", CANCELLED, found.incomplete),
     )
     seen = [
         _seen(request, error, f"{where}, requests.{group}.{i}")

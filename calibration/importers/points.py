@@ -2,7 +2,8 @@
 
 Tools count from the first request to the last answer. Here the window opens when every request of the first wave (those
 sent before the first answer) has been answered, and closes when the load is no longer full: in a closed loop at the
-first answer after the last request was sent, in an open loop at the last arrival.
+first answer after the last request was sent, in an open loop at the last arrival; or before the first request that the
+tool itself cut off at the end of its run, which is no failure.
 """
 
 from __future__ import annotations
@@ -224,6 +225,8 @@ def _open_loop_verdict(summary: ImportedSummary, load: Offered) -> Verdict:
 CHUNK_LIMIT = 8_000_000
 """Most tokens of a file: a dozen arrays of that size are in memory at once."""
 HELD_SHARE, FEW_USERS = 0.8, 2
+CANCELLED = "cancelled"
+"""The error of a request that the tool ended, not the server."""
 UNSTREAMED = "only streamed requests can be used"
 MOST_IN_RESPONSE = 16
 """Most tokens that servers put into one response of a stream if they are asked for fewer responses."""
@@ -411,6 +414,9 @@ def _load(log: RequestLog, offered: Offered) -> tuple[Load, bool]:
     after_s = log.end_s[log.end_s > last_sent_s]
     start_s = float(log.end_s[wave].max())
     stop_s = float(last_sent_s if offered.open_loop or not len(after_s) else after_s.min())
+    cancelled = np.array([error == CANCELLED for error in log.error])
+    if cancelled.any():
+        stop_s = min(stop_s, float(log.intended_s[cancelled].min()))
     cut = stop_s - start_s >= float(np.median(log.end_s - log.sent_s)) > 0
     if not cut:
         start_s, stop_s = float(log.sent_s.min()), float(np.nextafter(log.end_s.max(), np.inf))

@@ -267,6 +267,26 @@ def test_failed_and_warm_up_requests_are_told_apart(tmp_path: Path) -> None:
     assert set(found.log.error) == {"", "500 ServerError"}
 
 
+@pytest.mark.parametrize("strategy", [{"type_": "concurrent", "streams": 2}, {"type_": "constant", "rate": 10.0}])
+def test_requests_that_guidellm_cuts_off_at_its_time_limit_are_no_failures(
+    strategy: dict[str, object], tmp_path: Path
+) -> None:
+    """The last two of 60 requests are under way when the time is up: the window ends before them."""
+    law = Law()
+    opened = strategy["type_"] == "constant"
+    requests = [law.request(i / 10) for i in range(60)] if opened else closed_loop(law, each=30)
+    document = json.loads(guidellm(requests, strategy))
+    (benchmark,) = document["benchmarks"]
+    lists = benchmark["requests"]
+    lists["successful"], lists["incomplete"] = lists["successful"][:-2], lists["successful"][-2:]
+    for request in lists["incomplete"]:
+        request["info"]["timings"] |= {"last_token_iteration": None, "request_end": None}
+    benchmark["metrics"]["request_totals"] = {"successful": 58, "errored": 0, "incomplete": 2}
+    point = measured(json.dumps(document), tmp_path).point
+    assert (point.errors, point.void) == (0, False)
+    assert point.requests_per_s == pytest.approx(10 if opened else 2 / law.e2e_s, rel=0.02)
+
+
 def test_too_few_requests_make_a_void_point(tmp_path: Path) -> None:
     found = measured(aiperf_jsonl(closed_loop(Law(), each=1)), tmp_path, concurrency=2)
     assert found.point.void

@@ -485,10 +485,14 @@ def _of_row(cells: Cells, known: KnownFacts, where: str) -> Measurement:
         raise FileError(f"{where}: no request succeeded, or the duration is 0")
     cut = any(cells.get(("Timings", edge, "Sec"), "0.0") not in ("", "0.0") for edge in ("Warmup", "Cooldown"))
     ended = _row_mean(cells, ("Server Throughput", "Successful Requests/Sec"), where) if cut else None
+    load = None if known.concurrency or known.rate else _row_load(cells, where)
+    late_s = _row_mean(cells, ("Dispatch Delay", "Successful Sec"), where) if load and load.open_loop else None
+    ttft = _row_times(cells, ("Time to First Token", "Successful ms"), MS, where)
+    e2e = "Scheduled Latency" if late_s else "Request Latency"
     summary = ImportedSummary(
         source="GuideLLM",
         model=_row_model(cells),
-        load=None if known.concurrency or known.rate else _row_load(cells, where),
+        load=load,
         isl=_row_mean(cells, ISL, where),
         osl=_row_mean(cells, OSL, where),
         isl_cv=_variation(cells, ISL, where),
@@ -499,9 +503,10 @@ def _of_row(cells: Cells, known: KnownFacts, where: str) -> Measurement:
         requests_per_s=ended or requests / duration_s,
         output_tokens_per_s=_row_mean(cells, ("Token Throughput", "Successful Output Tokens/Sec"), where),
         mean_in_flight=_row_mean(cells, ("Server Throughput", "Successful Concurrency"), where),
-        ttft=_row_times(cells, ("Time to First Token", "Successful ms"), MS, where),
+        ttft=ttft.later(late_s) if late_s else ttft,
         itl=_row_times(cells, ("Inter Token Latency", "Successful ms"), MS, where),
-        e2e=_row_times(cells, ("Request Latency", "Successful Sec"), 1.0, where),
+        e2e=_row_times(cells, (e2e, "Successful Sec"), 1.0, where),
+        late_mean_s=late_s,
         tokens_per_chunk=_row_mean(cells, ("Token Streaming", "Successful Output Tokens/Iter"), where),
         notes=(WEIGHTED, E2E_TO_END),
     )

@@ -117,6 +117,21 @@ def test_an_open_loop_of_guidellm_counts_from_when_requests_were_due() -> None:
     assert (point.e2e_mean_s, point.e2e_p99_s) == (pytest.approx(0.424), pytest.approx(0.484))
 
 
+def test_an_open_loop_in_guidellms_table_counts_from_when_requests_were_due(tmp_path: Path) -> None:
+    """GuideLLM 0.8 has columns for it: on average 50 ms late, 470 ms from due to done, with a TTFT of 100 ms."""
+    columns = [
+        ("Dispatch Delay", "Successful Sec", "Mean", "0.05"),
+        ("Scheduled Latency", "Successful Sec", "Mean", "0.47"),
+    ]
+    rows = (FILES / "guidellm.csv").read_text().replace("concurrent@8", "poisson@18.5").splitlines()
+    path = tmp_path / "open.csv"
+    path.write_text("\n".join(map(",".join, zip(rows, *columns, strict=True))))
+    (point,) = read(path, deployment={**DEPLOYMENT, "model": None})
+    assert (point.ttft_mean_s, point.ttft_p50_s) == (pytest.approx(0.15), None)
+    assert point.e2e_mean_s == pytest.approx(0.47)
+    assert point.verdict == "client_limited" and "from the sending" not in point.notes
+
+
 def test_the_rate_of_guidellms_table_with_a_warm_up_is_of_the_requests_that_ended_after_it(tmp_path: Path) -> None:
     """720 reach into the 40 s; the table's own rate, 17.8 a second here, has only those that ended in them."""
     rows = (FILES / "guidellm.csv").read_text().splitlines()

@@ -307,6 +307,8 @@ def _written(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             given["config"] = str(config)
         try:
             yield given
+        except (NoFeasiblePlan, TimeLimitReached):  # these are no refusals: an answer, and a reason to go on
+            raise
         except SizingError as error:  # the reader of the message knows no folder
             raise ScenarioError(str(error).replace(f"{folder}/", "")) from None
 

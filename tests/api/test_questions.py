@@ -31,7 +31,7 @@ from api.questions import (
 )
 from sizing.cli import cli
 from sizing.cli.plan import show
-from sizing.errors import SizingError
+from sizing.errors import SizingError, TimeLimitReached
 from sizing.plans import NoFeasiblePlan
 from sizing.points import read_points
 from sizing.question import FIELDS
@@ -140,6 +140,22 @@ def test_points_as_rows_are_the_table() -> None:
     as_text = computed("predict", asked | {"points": POINTS.read_text(encoding="utf-8")})
     assert computed("predict", asked | {"points": rows}) == as_text
     assert len(rows) == len(read_points(POINTS))
+
+
+OF_POINTS = {"points": POINTS.read_text(encoding="utf-8"), "isl": 64, "osl": 32}
+
+
+def test_points_that_meet_the_sla_with_no_fleet_are_answered_without_a_count() -> None:
+    answer = computed("plan", OF_POINTS | {"model": "reference-512x4", "rate": 20, "itl": "p95:1us"})
+    assert isinstance(answer, bytes)
+    told = json.loads(answer)
+    assert told["feasible"] is False and "gpus" not in told
+    assert [each["kind"] for each in told["rejected"]] == ["sla"]
+
+
+def test_a_question_with_points_that_takes_too_long_says_so_to_its_lane() -> None:
+    with pytest.raises(TimeLimitReached):
+        JsonQuestion.of("predict", OF_POINTS | {"rate": 5}).answer(1e-6)
 
 
 OWN = LLAMA_8B | {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}

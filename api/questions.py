@@ -40,18 +40,10 @@ COMMANDS = ("plan", "capacity", "predict", "whatif", "simulate", "share", "sessi
 LISTS = ("gpu", "precision", "tp", "layout", "engine", "daily")
 """Options whose text is a comma-separated list: a question may have them as a list."""
 TEXT_OR_NUMBER = [{"type": "string"}, {"type": "number"}]
-NOT_OFFERED = (
-    "json_",
-    "time_limit",
-    "scenario",
-    "trace",
-    "trace_window",
-    "trace_scale",
-    "class",
-    "prefix_cache",
-    "help",
-)
+NOT_OFFERED = ("json_", "time_limit", "scenario", "help")
 """Options for the terminal, options that the server sets, and files whose contents have no JSON form."""
+OF_TRACES = ("trace", "trace_window", "trace_scale", "class", "prefix_cache")
+"""Not offered either by a command that reads a trace: that file, and options that say how."""
 INLINE = ("points", "config")
 """Options that name a file: a question has the contents of the file instead."""
 IMPLIED = ("model", "isl", "osl")
@@ -76,8 +68,9 @@ def properties(name: str) -> dict[str, dict[str, Any]]:
 
 def _offered(name: str) -> dict[str, click.Option]:
     """The options that a question may have, by key."""
-    options = (parameter for parameter in command(name).params if isinstance(parameter, click.Option))
-    return {key_of(option): option for option in options if key_of(option) not in (*NOT_OFFERED, *INLINE)}
+    options = {key_of(each): each for each in command(name).params if isinstance(each, click.Option)}
+    left_out = (*NOT_OFFERED, *INLINE, *(OF_TRACES if "trace" in options else ()))
+    return {key: option for key, option in options.items() if key not in left_out}
 
 
 def key_of(option: click.Option) -> str:
@@ -114,7 +107,7 @@ def _inline(name: str) -> dict[str, dict[str, Any]]:
 def _schema(key: str, option: click.Option) -> dict[str, Any]:
     kind, about = option.type, {"description": option.help} if option.help else {}
     if option.is_flag:
-        return about | {"type": "boolean", "default": False}
+        return about | {"type": "boolean", "default": bool(option.default)}
     if isinstance(kind, click.Choice):
         form: dict[str, Any] = {"type": "string", "enum": list(kind.choices)}
     elif isinstance(kind, IntParamType | FloatParamType):

@@ -21,6 +21,7 @@ from api.questions import (
     FIRST,
     INLINE,
     NOT_OFFERED,
+    OF_TRACES,
     JsonQuestion,
     Refused,
     command,
@@ -117,12 +118,22 @@ def test_a_change_that_no_fleet_carries_is_told_beside_the_plan_without_it() -> 
 def test_every_option_is_a_key_or_left_out_on_purpose(name: str) -> None:
     options = [each for each in command(name).params if isinstance(each, click.Option)]
     left_out = {key_of(each) for each in options} - properties(name).keys()
-    assert left_out <= set(NOT_OFFERED)
+    assert left_out <= {*NOT_OFFERED, *(OF_TRACES if name == "plan" else ())}
     assert {"json_"} <= left_out
     for key, form in properties(name).items():
         bounds = FIELDS[key].range if key in FIELDS else None
         if bounds is not None and form.get("type") in NUMBERS:
             assert (form["minimum"], form["maximum"]) == (bounds.low, bounds.high)
+
+
+def test_sessions_may_be_without_a_prefix_cache() -> None:
+    shape = {"turns": 6, "first_tokens": 800, "user_tokens": 80, "output_tokens": 200}
+    body = {"weights": "4.8ms", "sessions_per_s": 0.5, "requests": 2000, **shape}
+    answers = [computed("sessions", body | {"prefix_cache": cached}) for cached in (True, False)]
+    hit_rates = [json.loads(answer)["hit_rate"] for answer in answers if isinstance(answer, bytes)]
+    assert hit_rates[0] > 0 and hit_rates[1:] == [0]
+    assert answers[0] == computed("sessions", body)
+    assert properties("sessions")["prefix_cache"]["default"] is True
 
 
 def test_a_price_for_all_gpus_and_one_tp_may_be_numbers() -> None:

@@ -416,15 +416,24 @@ def engine_gauges(page: Page) -> dict[str, float]:
 
 
 def _vllm_cache(page: Page) -> dict[str, float]:
-    """The size of vLLM's cache, which is in the labels of a sample that is always 1, one for each engine."""
-    sizes = [
-        (float(labels["block_size"]), float(labels["num_gpu_blocks"]))
+    """The size of vLLM's cache, which is in the labels of a sample that is always 1, one for each engine.
+
+    Each has the blocks of all engines together, but `kv_cache_size_tokens` of one. Versions that report the latter
+    have it right for models whose layers share the blocks in groups, of which blocks times their size knows nothing.
+    """
+    infos = [
+        labels
         for labels, _ in page.families.get(_VLLM_CACHE, ())
         if all(labels.get(name, "").isdecimal() for name in ("block_size", "num_gpu_blocks"))
     ]
-    if not sizes:
+    if not infos:
         return {}
-    return {"kv_cache_tokens_per_block": sizes[0][0], "kv_cache_blocks_max_mean": sum(blocks for _, blocks in sizes)}
+    found = {
+        "kv_cache_tokens_per_block": float(infos[0]["block_size"]),
+        "kv_cache_blocks_max_mean": float(infos[0]["num_gpu_blocks"]),
+    }
+    tokens = [labels.get("kv_cache_size_tokens", "") for labels in infos]
+    return found | ({KV_TOKENS: sum(map(float, tokens))} if all(map(str.isdecimal, tokens)) else {})
 
 
 def engine_counters(first: Page, last: Page) -> dict[str, float]:

@@ -469,6 +469,18 @@ def test_vllm_tells_requests_times_cache_and_prefix() -> None:
     assert (gauges["kv_cache_tokens_per_block"], gauges["kv_cache_tokens"]) == (16, 16 * 2048)
 
 
+@pytest.mark.parametrize(
+    ("more", "tokens"),
+    [("", 4096 * 16), (',kv_cache_size_tokens="None"', 4096 * 16), (',kv_cache_size_tokens="24000"', 2 * 24_000)],
+)
+def test_of_two_vllm_engines_each_tells_the_blocks_of_both_and_its_own_tokens(more: str, tokens: int) -> None:
+    """vLLM 0.32, v1/engine/core_client.py: "Sum num_gpu_blocks from all engines in DP case", "Keep these as per-engine
+    cache_config_info values"."""
+    texts = [f'vllm:cache_config_info{{block_size="16",engine="{n}",num_gpu_blocks="4096"{more}}} 1.0' for n in (0, 1)]
+    gauges = gauge_means([parse_page("\n".join(texts), "test", 0.0)], "toy")
+    assert gauges["kv_cache_tokens"] == tokens
+
+
 def test_an_engine_that_restarts_is_seen_by_its_count() -> None:
     pages = [parse_page(vllm_text(served), "test", 0.0) for served in (5, 2)]
     assert restarted(pages, "toy")

@@ -21,6 +21,8 @@ from sizing.points import Point
 ANSWER_WITHIN_S = 3.0
 LONGEST_LINE = 4096
 PREFIX = "nv_"  # Triton's families, and those of its TensorRT-LLM backend
+RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
+"""Labels of SGLang's processes: all ranks of an engine report the same requests and the same cache."""
 Labels = Mapping[str, str]
 Sample = tuple[Labels, float]
 
@@ -44,8 +46,12 @@ class Page:
         return found
 
     def values(self, family: str, **labels: str) -> list[float]:
-        """Values of the samples that have all of `labels`; [] if there are none."""
-        return [value for _, value in self._matching(family, labels)]
+        """Values of the samples that have all of `labels`; [] if there are none. Ranks of one engine have one value."""
+        engines: dict[frozenset[tuple[str, str]], float] = {}
+        for given, value in self._matching(family, labels):
+            engine = frozenset(each for each in given.items() if each[0] not in RANKS)
+            engines[engine] = max(value, engines.get(engine, value))
+        return list(engines.values())
 
     def total(self, family: str, **labels: str) -> float | None:
         """The sum of `values`; None if there are none."""

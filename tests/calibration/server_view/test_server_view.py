@@ -558,6 +558,23 @@ trtllm_request_queue_time_seconds_count{{model_name="toy"}} {n}
     assert found["engine_max_batch_size"] == 256
 
 
+def test_the_ranks_of_an_sglang_engine_tell_one_cache_and_the_same_requests() -> None:
+    """SGLang 0.5.23: every rank writes the constants (managers/scheduler.py, emit_metrics_constants), the first TP rank
+    of each pipeline stage the rest (is_stats_logging_rank)."""
+    text = "".join(
+        f'sglang:max_total_num_tokens{{dp_rank="{dp}",pp_rank="{pp}",tp_rank="{tp}"}} 120000\n'
+        + f'sglang:num_running_reqs{{dp_rank="{dp}",pp_rank="{pp}",tp_rank="{tp}"}} 5\n' * (tp == 0)
+        + f'sglang:num_retracted_requests_total{{dp_rank="{dp}",pp_rank="{pp}",tp_rank="{tp}"}} 2\n' * (tp == 0)
+        for dp in (0, 1)
+        for pp in (0, 1)
+        for tp in (0, 1, 2, 3)
+    )
+    page = parse_page(text, "test", 10.0)
+    gauges = gauge_means([page], "toy")
+    assert (gauges["kv_cache_tokens"], gauges["engine_requests_running_mean"]) == (2 * 120_000, 2 * 5)
+    assert counter_means(Page(0.0, {}), page, "toy")["preemptions"] == 2 * 2
+
+
 def test_the_json_of_tensorrt_llm_is_read_as_means_over_its_passes() -> None:
     cache = '"kvCacheStats": {"usedNumBlocks": 30, "maxNumBlocks": 120, "tokensPerBlock": 32}'
     text = f'[{{"numActiveRequests": 2, {cache}}}, {{"numActiveRequests": 4, "numQueuedRequests": 1, {cache}}}, 7]'

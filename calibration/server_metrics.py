@@ -411,7 +411,8 @@ def engine_gauges(page: Page) -> dict[str, float]:
     found: dict[str, float] = {}
     for engine in engines_of(page):
         for family, name in engine.gauges.items():
-            if values := page.values(family):
+            # with priorities, SGLang reports the total without one, and each priority beside it
+            if values := page.values(family, priority="") or page.values(family):
                 alike = name not in (RUNNING, WAITING, KV_TOKENS)  # these add up over several engines of a server
                 found[name] = sum(values) / len(values) if alike else sum(values)
     found |= _vllm_cache(page)

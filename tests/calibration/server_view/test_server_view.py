@@ -575,6 +575,13 @@ def test_the_ranks_of_an_sglang_engine_tell_one_cache_and_the_same_requests() ->
     assert counter_means(Page(0.0, {}), page, "toy")["preemptions"] == 2 * 2
 
 
+def test_priorities_are_parts_of_the_requests_that_sglang_tells_beside_them() -> None:
+    """SGLang 0.5.23, observability/metrics_collector.py: "the total is recorded under priority=''"."""
+    running = {"": 7, "0": 4, "10": 3}
+    text = "".join(f'sglang:num_running_reqs{{priority="{each}",tp_rank="0"}} {n}\n' for each, n in running.items())
+    assert gauge_means([parse_page(text, "test", 0.0)], "toy")["engine_requests_running_mean"] == 7
+
+
 def test_the_json_of_tensorrt_llm_is_read_as_means_over_its_passes() -> None:
     cache = '"kvCacheStats": {"usedNumBlocks": 30, "maxNumBlocks": 120, "tokensPerBlock": 32}'
     text = f'[{{"numActiveRequests": 2, {cache}}}, {{"numActiveRequests": 4, "numQueuedRequests": 1, {cache}}}, 7]'

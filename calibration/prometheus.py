@@ -334,7 +334,8 @@ class Source:
         return self.server.query_range(promql, start_s + step_s, end_s, step_s)
 
     def histogram(self, what: str, span_s: float, at_s: float) -> Histogram | None:
-        """The histogram of isl, osl (tokens), ttft, itl, gap or e2e (s) over a time; None if nothing was counted."""
+        """The histogram of isl, osl (tokens), ttft, itl, gap or e2e (s) over a time; None if nothing was counted, or
+        only its last bucket was scraped, which contains any value."""
         for family in self.exposition.families(what):
             labels = selector({**self.labels, **dict(family.labels)})
             promql = f"sum by (le) (increase({family.name}_bucket{labels}[{promql_span(span_s)}]))"
@@ -342,17 +343,23 @@ class Source:
             for found, count in self.server.query(promql, at_s):
                 edge = self._edge(found.get("le", "")) * family.unit
                 up_to[edge] = up_to.get(edge, 0.0) + count
-            if up_to and max(up_to.values()) > 0:
+            if any(map(math.isfinite, up_to)) and max(up_to.values()) > 0:
                 total = self._increase(f"{family.name}_sum", dict(family.labels), span_s, at_s)
                 return Histogram.of(up_to, None if total is None else total * family.unit)
         return None
 
     def mean_tokens(self, what: str, span_s: float, at_s: float) -> float | None:
-        """Mean isl or osl of a request, from counters of tokens; None if there are none."""
-        counters = dict(zip(("isl", "osl"), self.exposition.tokens, strict=False))
-        requests = self.requests(span_s, at_s) if what in counters else 0.0
-        tokens = self._increase(counters[what], {}, span_s, at_s) if requests else None
-        return tokens / requests if tokens else None
+        """Mean isl or osl of a request, from counters of tokens or the sum of a histogram; None if there are none."""
+        pairs = [
+            (f"{family.name}_sum", f"{family.name}_count", family.labels) for family in self.exposition.families(what)
+        ]
+        if self.exposition.tokens:
+            pairs = [(self.exposition.tokens[("isl", "osl").index(what)], self.exposition.requests, ())]
+        for total, count, labels in pairs:
+            tokens, requests = (self._increase(name, dict(labels), span_s, at_s) for name in (total, count))
+            if tokens and requests:
+                return tokens / requests
+        return None
 
     def _increase(self, name: str, labels: Labels, span_s: float, at_s: float) -> float | None:
         promql = f"sum(increase({name}{selector({**self.labels, **labels})}[{promql_span(span_s)}]))"

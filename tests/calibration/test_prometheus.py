@@ -63,7 +63,10 @@ def url(tmp_path_factory: pytest.TempPathFactory, end_s: float) -> Iterator[str]
         past.histogram(f"vllm:request_{name}_tokens", {"model_name": NASTY}, counts, total, begin_s, end_s)
     past.counter("vllm:request_success_total", {"model_name": NASTY}, ramp(700, begin_s, end_s))
     past.histogram("vllm:time_to_first_token_seconds", day, {0.1: 90.0, 1.0: 10.0, math.inf: 0.0}, 10.0, begin_s, end_s)
-    past.counter("sglang:num_requests_total", {"model_name": "sg"}, ramp(1000, begin_s, end_s))
+    for name in ("prompt_tokens_histogram", "time_to_first_token_seconds"):
+        past.histogram(f"sglang:{name}", {"model_name": "flat"}, {math.inf: 1000.0}, 320_000.0, begin_s, end_s)
+    for model in ("sg", "flat"):
+        past.counter("sglang:num_requests_total", {"model_name": model}, ramp(1000, begin_s, end_s))
     seconds, gateway = {0.1: 0.0, 1.0: 1000.0, math.inf: 0.0}, {"gen_ai_request_model": "gw"}
     past.histogram("gen_ai_server_request_duration_seconds", gateway, seconds, 500.0, begin_s, end_s)
     past.counter("trtllm_request_success_total", {"model_name": "rt"}, ramp(1000, begin_s, end_s))
@@ -137,6 +140,7 @@ def test_sglang_has_each_histogram_under_one_of_its_names(what: str) -> None:
     [
         ("rt", "TensorRT-LLM has no histogram of ISL (their mean is 320): give --isl-law"),
         ("tr", "Triton has no histogram of ISL: give --isl-law"),
+        ("flat", "SGLang has no histogram of ISL (their mean is 320): give --isl-law"),
     ],
 )
 def test_servers_without_lengths_say_so(
@@ -174,6 +178,13 @@ def test_a_fault_is_one_line(
     code, printed, err = demand(url, end_s, capsys, *words)
     assert (code, printed) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
     assert said in err
+
+
+def test_of_a_histogram_whose_last_bucket_alone_is_scraped_no_quantile_is_known(url: str, end_s: float) -> None:
+    source = source_of(Prometheus(url), None, "flat", {}, 1800, end_s)
+    buckets = 'sum by (le) (increase(sglang:time_to_first_token_seconds_bucket{model_name="flat"}[1800s]))'
+    (theirs,) = asked(url, f"histogram_quantile(0.5, {buckets})", end_s)
+    assert theirs["value"][1] == "NaN" and source.histogram("ttft", 1800, end_s) is None
 
 
 def test_quantiles_are_those_of_prometheus(url: str, end_s: float) -> None:

@@ -267,7 +267,7 @@ def answer_ids(raw: Sequence[bytes]) -> tuple[int, ...]:
 
 
 def text_of(response: bytes) -> str:
-    """The text in the events of a response, including reasoning."""
+    """The text in the events of a response, including reasoning and the arguments of tool calls."""
     return "".join(map(_said, events(response)))
 
 
@@ -279,4 +279,8 @@ def _said(event: Mapping[str, Any]) -> str:
             delta = choice.get("delta")
             said = delta if isinstance(delta, dict) else choice
             found += [said.get(name) for name in ("reasoning_content", "reasoning", "content", "text")]
+            calls = said.get("tool_calls")
+            for call in calls if isinstance(calls, list) else ():
+                function = call.get("function") if isinstance(call, dict) else None
+                found += [function.get("arguments")] if isinstance(function, dict) else []
     return "".join(part for part in found if isinstance(part, str))

@@ -22,11 +22,12 @@ class Manners:
     `usage`: the tokens so far with each event, once at the end, or never. `stops_after`: tokens after which an answer
     ends, whatever was asked; 0: as asked. `wraps`: tokens that it puts around a text, `per_word` tokens of a word.
     `refuses` names fields of a body that are answered with 400. `fails_first`: so many answers are a 503.
-    `reasons`: a chat's first tokens are reasoning. `raw`: sent as the whole answer, in place of one. `dribbles`: the
-    answer never ends. `tires_after`: later answers end after 5 tokens. `metrics`: the page /metrics, with places for
-    requests `served`, and 30 prompt tokens `looked_up` and 12 `hits` for each. `cuts_after`: the connection is closed
-    after so many events, from the third request on. `one_each`: a connection carries one request, and is closed at the
-    next, whatever its head promised. `tells_ids`: it knows `return_token_ids`.
+    `reasons`: a chat's first tokens are reasoning. `calls`: its others are the arguments of a tool call.
+    `raw`: sent as the whole answer, in place of one. `dribbles`: the answer never ends. `tires_after`: later answers
+    end after 5 tokens. `metrics`: the page /metrics, with places for requests `served`, and 30 prompt tokens
+    `looked_up` and 12 `hits` for each. `cuts_after`: the connection is closed after so many events, from the third
+    request on. `one_each`: a connection carries one request, and is closed at the next, whatever its head promised.
+    `tells_ids`: it knows `return_token_ids`.
     """
 
     owned_by: str = "vllm"
@@ -42,6 +43,7 @@ class Manners:
     key: str = ""
     echoes_key: bool = False
     reasons: int = 0
+    calls: bool = False
     wraps: int = 0
     per_word: int = 1
     raw: bytes = b""
@@ -168,6 +170,8 @@ class OpenAiServer:
             told += new
             text = " word" * new
             choice: dict[str, Any] = {"delta": {name: text}} if chat else {"text": text}
+            if chat and manners.calls and name == "content":
+                choice = {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}}
             if manners.tells_ids and body.get("return_token_ids"):
                 choice |= {"prompt_token_ids": prompt} if told == new else {}
                 choice["token_ids"] = [(7 * len(self.bodies) + place) % 997 for place in range(new)]

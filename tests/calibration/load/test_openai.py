@@ -123,6 +123,15 @@ def test_tokens_of_reasoning_count_and_the_role_alone_is_no_token() -> None:
         assert log.first_token_s[0] - log.sent_s[0] >= 0.05
 
 
+@pytest.mark.parametrize("usage", ["running", "total"])
+def test_tokens_of_a_tool_call_come_when_its_arguments_do(usage: Any) -> None:
+    """Not all of them with the count at the end."""
+    with openai_server(Manners(usage=usage, calls=True)) as server:
+        found = met(server, endpoint="chat")
+        log = answers(server, found, endpoint="chat")
+    assert (log.error, log.chunk_tokens.tolist(), found.contract.counted_by) == (("",), [1] * OSL, usage)
+
+
 def test_without_usage_the_tokenizer_counts_and_without_one_nothing_is_measured(tmp_path: Path) -> None:
     with openai_server(Manners(usage="none", tokens_per_event=4)) as server:
         with pytest.raises(ServerError, match="no token counts") as refused:

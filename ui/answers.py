@@ -795,7 +795,7 @@ def traced(scenario: Scenario, part: Part, trace: Trace, progress: Callable[[str
 
 def traced_file(found: TracePlan, link: str, suffix: str) -> bytes:
     """The report of a trace's answer in one of the formats, made now."""
-    plan, cover = found.plan, Cover(datetime.now(UTC).isoformat(timespec="seconds"), link=link)
+    plan, cover = found.plan, Cover(now(), link=link)
     return render(traced_report(found, sensitivities(plan.question, plan.answer, found.trace), cover), suffix)
 
 
@@ -862,6 +862,11 @@ SIZE_SHOWS = f"{PREFIX}size"
 """Of a link: what it opens the page Size on."""
 
 
+def now() -> str:
+    """This second, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def report(
     scenario: Scenario, outcome: Outcome, *, title: str, author: str, notes: str, address: str, beside: Beside = ""
 ) -> Report:
@@ -872,7 +877,7 @@ def report(
     digest = points_for(scenario).digest
     found = _answered(scenario, digest, beside, outcome.plan) if outcome.plan else _refused(scenario, outcome)
     gpus = outcome.plan.answer.gpus if outcome.plan else None
-    made = dataclasses.replace(found, made_at=datetime.now(UTC).isoformat(timespec="seconds"))
+    made = dataclasses.replace(found, made_at=now())
     where = link_of(scenario, gpus, address, beside)
     return with_cover(made, title=title or None, author=author, notes=notes, link=where)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from click.testing import CliRunner
@@ -99,6 +100,7 @@ def test_the_answer_is_that_of_the_command_line(few: AppTest, by_command: dict[s
     whole = json.loads(json_of(found))
     assert whole.keys() <= by_command.keys() and whole["sessions"] == by_command["sessions"]
     assert whole["report"]["sessions"] == by_command["report"]["sessions"]  # type: ignore[index]
+    assert datetime.fromisoformat(whole["report"]["made_at"])
 
 
 def test_a_link_carries_the_sessions(opened: Open) -> None:

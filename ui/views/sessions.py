@@ -16,7 +16,7 @@ from sizing.cli.shapes import extras_json, finite_only
 from sizing.errors import SizingError
 from sizing.numbers import milliseconds, percent, significant
 from sizing.question import VARIATION, Range
-from sizing.report.build import report_of
+from sizing.report.build import Cover, report_of
 from sizing.report.model import as_dict
 from sizing.simulator.sessions import SESSION_ROUTINGS, SessionLatency
 from sizing.text import SESSION_ROUTING, Extras, as_json, sessions_lines
@@ -263,7 +263,7 @@ def export_sessions(query: Mapping[str, str], found: SessionPlan | None) -> None
 
 def json_of(found: SessionPlan) -> bytes:
     """The plan with every load and routing, and its report, as the command line writes it."""
-    report = as_dict(report_of(found.plan, None, Extras(sessions=found), answers.NO_COVER))
+    report = as_dict(report_of(found.plan, None, Extras(sessions=found), Cover(answers.now())))
     whole = {**as_json(found.plan), **extras_json(Extras(sessions=found), found.plan.question), "report": report}
     return json.dumps(finite_only(whole), indent=2).encode()
 

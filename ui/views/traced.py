@@ -26,6 +26,7 @@ from sizing.cli.shapes import extras_json, finite_only
 from sizing.numbers import milliseconds, percent, significant
 from sizing.plans import Plan
 from sizing.question import Range
+from sizing.report.build import Cover
 from sizing.report.model import as_dict
 from sizing.report.write import WRITERS
 from sizing.simulator.recorded import Replayed, limits_on_latencies
@@ -449,7 +450,7 @@ def json_of(found: TracePlan) -> bytes:
     """The plan with every hour, and its report, as the command line writes it."""
     question = found.plan.question
     effects = sensitivities(question, found.plan.answer, found.trace)
-    report = as_dict(answers.traced_report(found, effects, answers.NO_COVER))
+    report = as_dict(answers.traced_report(found, effects, Cover(answers.now())))
     more = Extras(effects, verification=verification(found.plan), trace=found)
     whole = {**as_json(found.plan), **extras_json(more, question), "report": report}
     return json.dumps(finite_only(whole), indent=2).encode()

@@ -103,6 +103,8 @@ def report_in(document: dict[str, Any]) -> Report:
         return from_dict(document["report"])
     if document.get("feasible") is False:
         return unanswered(document)
+    if "workloads" in document:
+        raise ReportError("a plan of several workloads has no report")
     raise ReportError(OLD_PLAN)
 
 

@@ -113,6 +113,7 @@ def test_without_an_answer_the_report_says_why_and_the_status_is_3(
         ("[]", "JSON object"),
         ("{}", "it contains no report"),
         ('{"gpus": 3, "report": 7}', "it contains no report"),
+        ('{"gpus": 3, "workloads": [{"name": "chat"}]}', "a plan of several workloads has no report"),
         ('{"feasible": false, "why": "w", "rejected": [{"gpu": 1}]}', "rejected"),
         ('{"feasible": false, "why": "w"}', "rejected"),
         ('{"schema": "sizing-report/9"}', "sizing-report/1"),

@@ -212,7 +212,7 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
                 more = replace(beside, trace=replayed, mix=mix)
     except NoFeasiblePlan as error:
         load = talks[0] if talks else None
-        rows = NO_WAYS  # a report's rows of limits do not tell first turns from later ones, nor classes
+        rows = NO_WAYS  # a report's rows of limits do not tell first turns from later ones, nor classes: lines do
         if load:
             from sizing.analyses.session_plan import session_ways_out
 
@@ -222,7 +222,8 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         else:
             rows = ways_out(error.rejected, question, reserved)
             lines = answer.ways_out_lines(*rows)
-        report = {"report": refusal_json(error, question, rows, load, recorded is not None)} if json_ else {}
+        told = () if rows[0] else lines
+        report = {"report": refusal_json(error, question, rows, load, recorded is not None, told)} if json_ else {}
         raise Reported(error, report, lines) from None
     if json_:
         write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more)})
@@ -364,14 +365,20 @@ def report_json(plan: Plan, more: Extras) -> dict[str, Any]:
 
 
 def refusal_json(
-    error: NoFeasiblePlan, question: Question, ways: Ways, load: SessionLoad | None, replayed: bool
+    error: NoFeasiblePlan,
+    question: Question,
+    ways: Ways,
+    load: SessionLoad | None,
+    replayed: bool,
+    told: Sequence[str],
 ) -> dict[str, Any]:
-    """Why there is no plan, as `python -m sizing report` reads it. `replayed`: of a recorded trace."""
+    """Why there is no plan, as `python -m sizing report` reads it. `replayed`: of a recorded trace. `told`: ways out
+    that are no rows."""
     from sizing.report.build import Cover, refusal_of
     from sizing.report.model import as_dict
 
     why = "No configuration meets this SLA", str(error), error.rejected, Cover(now())
-    return as_dict(refusal_of(question, *why, *ways, load, replayed))
+    return as_dict(refusal_of(question, *why, *ways, load, replayed, told))
 
 
 def now() -> str:

@@ -457,7 +457,8 @@ class Report:
     """Everything a sizing report says; `configurations[0]` is the answer, none of them = there is no answer.
 
     `sentence`: the answer, or that there is none; `reason`: why there is none. `made_at`: ISO 8601 in UTC.
-    `remarks`: what binds, the band, higher loads, sizing by means; `warnings`: what to know before buying.
+    `remarks`: what binds, the band, higher loads, sizing by means; without an answer the ways out of sessions and of
+    classes of requests. `warnings`: what to know before buying.
     `ways_out`: the relaxation each limit needs alone if there is no answer; `together`: all limits that must be relaxed
     where none alone will do. `day`: the answer's GPUs hour by hour, None where no day was asked about. `traffic`: what
     was replayed, None where the load was not recorded. `goodput`: what each costs, where that was asked. `sessions`:

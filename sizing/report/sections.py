@@ -130,6 +130,9 @@ NOT_REPLAYED = (
 )
 
 
+WAYS = "Ways to meet the SLA"
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A heading and what stands under it; `charts` are names of charts, `lists` bullets under a heading of their own,
@@ -220,7 +223,9 @@ def refused(report: Report) -> Iterator[Section]:
     yield Section("Why there is no answer", texts=(capital(line(report.reason)),))
     if report.ways_out:
         more = (tables.together(report),) if report.together else ()
-        yield Section("Ways to meet the SLA", tables=(tables.ways_out(report), *more))
+        yield Section(WAYS, tables=(tables.ways_out(report), *more))
+    if report.remarks:
+        yield Section(WAYS, bullets=tuple(map(line, report.remarks)))
     yield Section("Left out", tables=(tables.left_out(report),))
 
 

@@ -28,6 +28,7 @@ from sizing.report.model import (
     digest,
     question_digest,
 )
+from sizing.report.sections import WAYS
 from sizing.report.tables import Cell, Table, line, moment, number_of, paragraphs, text_of, when
 from sizing.text import DEFINITIONS, capital
 from sizing.workload import Metric
@@ -500,7 +501,7 @@ def answer_sheet(book: Book, report: Report) -> None:
         row = book.table(sheet, row, tables.ways_out(report))
     if report.together:
         row = book.table(sheet, row, tables.together(report))
-    row = bullets(book, sheet, row, "Remarks", report.remarks)
+    row = bullets(book, sheet, row, "Remarks" if found else WAYS, report.remarks, verbatim=not found)
     row = bullets(book, sheet, row, "Before buying", report.warnings)
     row = bullets(book, sheet, row, "Sessions", report.sessions.lines if report.sessions else ())
     row = bullets(book, sheet, row, "Recorded traffic", report.traffic.lines if report.traffic else ())

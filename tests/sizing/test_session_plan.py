@@ -27,6 +27,7 @@ from sizing.engine import Batching
 from sizing.errors import ScenarioError
 from sizing.plans import Candidate, NoFeasiblePlan, Plan
 from sizing.report.model import from_dict
+from sizing.report.sections import sections
 from sizing.report.tables import latency_band
 from sizing.report.write import render
 from sizing.report.xlsx import NO_ONE_LENGTH
@@ -352,3 +353,8 @@ def test_a_plan_that_cannot_be_has_json_and_a_report(capsys: pytest.CaptureFixtu
     assert code == 3 and answer["feasible"] is False and "gpus" not in answer
     assert found.answer is None and found.left_out and not found.ways_out and "for 5 users" in found.title
     assert {"users", "turns", "later_ttft_p95_s"} <= {row.key for row in found.inputs}
+    ways = [f"{each}." for each in answer["ways_out"]]
+    (told,) = (each.bullets for each in sections(found) if each.title == "Ways to meet the SLA")
+    assert ways and list(told) == ways
+    rows = [row[0] for row in sheets(render(found, "xlsx"))["Answer"]]
+    assert rows[rows.index("Ways to meet the SLA") + 1 :][: len(ways)] == ways

@@ -194,6 +194,7 @@ def test_where_classes_cannot_be_served_each_that_fails_says_what_its_limits_wou
     assert answered == 3
     ways = json.loads(out)["ways_out"]
     assert all(way.startswith("agents: ") for way in ways), "chat keeps its limits alone"
+    assert json.loads(out)["report"]["remarks"] == [f"{way}." for way in ways]
     (itl,) = (way for way in ways if "p95 ITL: " in way)
     needed = re.search(r"p95 ITL: ([0-9.]+) ms \(by simulation\) instead of 2 ms", itl)
     assert needed

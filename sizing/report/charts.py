@@ -274,6 +274,8 @@ def sessions_chart(talks: Talks) -> Drawing:
         below.set_xlabel("sessions in flight")
         if max(ttft_s, default=0.0) > LOG_FROM * min(ttft_s, default=1.0):
             below.set_yscale("log")
+            below.yaxis.set_minor_formatter(lambda value, _: "")
+        below.yaxis.set_major_formatter(lambda value, _: significant(value))
         for panel in (above, below):
             panel.axvline(planned, color=LIMIT, lw=1.2, ls="--")
         label(above, "planned", (planned, 0.05), LIMIT, above.get_xaxis_transform())

@@ -26,7 +26,8 @@ from sizing.analyses.session_plan import (
 from sizing.engine import Batching
 from sizing.errors import ScenarioError
 from sizing.plans import Candidate, NoFeasiblePlan, Plan
-from sizing.report.model import from_dict
+from sizing.report.charts import sessions_chart
+from sizing.report.model import Quantity, from_dict
 from sizing.report.sections import sections
 from sizing.report.tables import latency_band
 from sizing.report.write import render
@@ -289,6 +290,14 @@ def test_json_has_what_sessions_come_to(answered: dict[str, Any]) -> None:
     assert answered["question"]["sla"] == {"later_ttft": "p95:0.5s", "itl": "p95:0.04s"}
     assert answered["gpus_low"] <= answered["gpus"] <= answered["gpus_high"]
     assert told["rising_load"][-1]["saturated"] is (told["rising_load"][-1]["latencies"]["ttft"]["p50_s"] is None)
+
+
+def test_the_chart_of_sessions_names_powers_of_ten_in_figures(answered: dict[str, Any]) -> None:
+    found = from_dict(answered["report"]).sessions
+    assert found is not None
+    ends = (replace(found.rising[0], later_ttft=Quantity(value_s, "s", "estimated")) for value_s in (0.05, 50.0))
+    drawn = sessions_chart(replace(found, rising=(*ends, *found.rising[2:]))).svg
+    assert "<!-- 10,000 -->" in drawn and "mathdefault" not in drawn
 
 
 def test_reports_hold_the_sessions(answered: dict[str, Any]) -> None:

@@ -223,7 +223,7 @@ def traffic_chart(traffic: Traffic) -> Drawing:
     """Above, percentiles of each hour over their limits, if there are any; below, GPUs that each hour needs, and the
     fleet's, dashed."""
     hours = traffic.hours
-    places, fleet = range(len(hours)), traffic.gpus.value or 0.0
+    edges, fleet = range(len(hours) + 1), traffic.gpus.value or 0.0
     ratios = [
         [(hour.seconds[number].value or math.nan) / (limit.limit.value or math.nan) for hour in hours]
         for number, limit in enumerate(traffic.limits)
@@ -233,21 +233,22 @@ def traffic_chart(traffic: Traffic) -> Drawing:
         *above, below = figure.subplots(1 + bool(traffic.limits), 1, sharex=True, squeeze=False)[:, 0]
         for panel in above:
             for number, (limit, values) in enumerate(zip(traffic.limits, ratios, strict=True)):
-                panel.plot(places, values, color=(LINE, DOT, QUIET)[number % 3], lw=1.4, label=limit.name)
+                look = {"color": (LINE, DOT, QUIET)[number % 3], "lw": 1.4, "label": limit.name}
+                panel.step(edges, [*values, values[-1]], where="post", **look)
             panel.axhline(1.0, color=LIMIT, lw=1.2, ls="--")
             panel.set_ylabel("of its limit", fontsize=8)
             panel.set_ylim(bottom=0)
             panel.legend(fontsize=7, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
-        gpus = [hour.gpus.value or 0.0 for hour in hours]
-        below.fill_between(places, gpus, step="post", color=BAND, lw=0)
-        below.step(places, gpus, where="post", color=LINE, lw=1.8)
+        gpus = [hour.gpus.value or 0.0 for hour in (*hours, hours[-1])]
+        below.fill_between(edges, gpus, step="post", color=BAND, lw=0)
+        below.step(edges, gpus, where="post", color=LINE, lw=1.8)
         below.axhline(fleet, color=LIMIT, lw=1.2, ls="--")
         label(below, f"fleet: {fleet:,.0f}", (0.01, fleet), LIMIT, below.get_yaxis_transform())
         below.set_ylim(0, 1.3 * max(fleet, 1.0))
         below.set_ylabel("GPUs", fontsize=8)
         every = max(1, len(hours) // 6)
-        below.set_xticks(places[::every], [drawable(hour.clock) for hour in hours[::every]], fontsize=7)
-        below.set_xlim(0, max(len(hours) - 1, 1))
+        below.set_xticks(edges[:-1][::every], [drawable(hour.clock) for hour in hours[::every]], fontsize=7)
+        below.set_xlim(0, len(hours))
 
     over = [sum(value > 1 for value in values) for values in ratios]
     beyond = ", ".join(f"{limit.name} in {count}" for limit, count in zip(traffic.limits, over, strict=True))

@@ -31,6 +31,7 @@ from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.question import Question
 from sizing.report.build import traffic_of
 from sizing.report.charts import traffic_chart
+from sizing.report.model import Quantity
 from sizing.report.tables import classes
 from sizing.simulator.recorded import replay
 from sizing.text import sizing_by_means
@@ -361,6 +362,19 @@ def test_goodput_that_not_all_classes_can_share_is_none_of_all() -> None:
     both = [Sla(Limit("ttft", 0, 1.0), Limit.goodput(99)), Sla(Limit("e2e", 0, 9.0), Limit.goodput(99))]
     with pytest.raises(ScenarioError, match="no limit in common"):
         loosest(both)
+
+
+@pytest.mark.parametrize("hours", [1, 2])
+def test_the_chart_shows_every_hour_and_the_last_as_wide_as_the_others(hours: int) -> None:
+    trace = traffic(1, 40.0, 0.02)
+    found = traffic_of(plan_trace(asked(trace), trace, [candidate()]))
+    quiet = replace(found.hours[0], gpus=Quantity(1, "GPUs", "estimated"))
+    shown = replace(found, hours=(found.hours[0], quiet)[:hours])
+    steps = re.findall(r'd="M ([^"]*)" clip-path="[^"]*" style="fill: none; stroke: #0072b2', traffic_chart(shown).svg)
+    assert len(steps) == 2, "a percentile over its limit, and GPUs"
+    for step in steps:
+        across = sorted({float(place.split()[0]) for place in step.split("L")})
+        assert len(across) == hours + 1 and np.diff(across) == pytest.approx(np.full(hours, np.diff(across)[0]))
 
 
 def test_a_fleet_for_classes_keeps_the_goodput_of_each() -> None:

@@ -42,7 +42,7 @@ from sizing.report.model import (
 )
 from sizing.report.sections import scenario_toml
 from sizing.report.write import file_name
-from sizing.text import Extras, accuracy
+from sizing.text import DEFINITIONS, Extras, accuracy
 from sizing.workload import Limit
 from tests.sizing.report_cases import CANDIDATES, COVER, QUESTION, RATES, REJECTED, daily, plan, refusal, report
 
@@ -327,6 +327,14 @@ def test_a_fitted_law_names_its_points_their_engine_dates_and_digest() -> None:
     assert "standard error of 5 % at the one load level" in accuracy(dataclasses.replace(fleet, candidate=scaled))
     changed = dataclasses.replace(fitted, fitted_to=used, basis="what-if")
     assert source_of(dataclasses.replace(fleet, candidate=changed)).points == 0, "nobody measured what might be"
+
+
+@pytest.mark.parametrize("layout", [Layout(4, 2), Layout(dp=8, ep=8), Layout(tp=2, dp=4, ep=8)])
+def test_what_multiplies_to_the_gpus_of_a_replica_is_defined(layout: Layout) -> None:
+    (sizes,) = (term for term, meaning in DEFINITIONS if "their product is the number of GPUs" in meaning)
+    ways = layout.as_dict()
+    assert math.prod(ways[name.lower()] for name in sizes.split(", ")) == layout.gpus
+    assert {name.rstrip("0123456789") for name in str(layout).split()} <= {*sizes.split(", "), *dict(DEFINITIONS)}
 
 
 def test_the_scenario_is_toml() -> None:

@@ -80,6 +80,7 @@ class Distribution(Edge):
 
     mean: Number
     std_dev: Number = 0.0
+    max: Number | None = None
     percentiles: Percentiles | None = None
 
     def times(self, scale: float = MS) -> Times:
@@ -296,7 +297,10 @@ def _burst(benchmark: Benchmark) -> bool:
 def _capped(benchmark: Benchmark, load: Offered | None) -> tuple[str, ...]:
     strategy = _strategy(benchmark)
     limit = strategy.max_concurrency if strategy and load and load.open_loop else None
-    return (held_back(limit),) if limit else ()
+    in_flight = _successful(benchmark.metrics.request_concurrency)
+    # Where the user sets no limit, GuideLLM writes down that of its own queue, 512 or 10,240, which nothing reaches.
+    reached = in_flight is None or in_flight.max is None or in_flight.max >= (limit or 0)
+    return (held_back(limit),) if limit and reached else ()
 
 
 def _load(benchmark: Benchmark, where: str, known: KnownFacts) -> Offered | None:

@@ -109,8 +109,8 @@ def recognises(value: Object) -> bool:
 
 
 def recognises_csv(file: CsvFile) -> bool:
-    """Whether a CSV is AIPerf's, whose header, unlike GenAI-Perf's, has a sum after the maximum."""
-    return file.rows[0][:5] == ("Metric", "avg", "min", "max", "sum")
+    """Whether a CSV is AIPerf's, whose header, unlike GenAI-Perf's, has a sum after the maximum; in older ones p1."""
+    return file.rows[0][:4] == ("Metric", "avg", "min", "max") and file.rows[0][4:5] in (("sum",), ("p1",))
 
 
 def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:

@@ -184,6 +184,8 @@ def csv_table(file: CsvFile) -> dict[str, dict[str, object]]:
             unique(header, where)
             continue
         tag, unit = _tag(row[0])
+        if tag.endswith("_timestamp"):  # nanoseconds since 1970, in older releases of AIPerf
+            continue
         if tag in found:
             raise FileError(f"{where}: metric {row[0][:60]!r} is there twice")
         found[tag] = {"unit": unit, **_values(header, row, where)}

@@ -62,6 +62,18 @@ def test_every_tool_gives_the_same_row_of_the_same_run(name: str, said: dict[str
     assert not point.void
 
 
+def test_older_tables_of_aiperf_have_no_sums(tmp_path: Path) -> None:
+    """Releases 0.2 to 0.6: ``Metric,avg,min,max,p1,...``, and below, moments since 1970."""
+    rows = [line.split(",") for line in (FILES / "aiperf.csv").read_text().split("\n\n\n")[0].splitlines()]
+    place = rows[0].index("sum")
+    path = tmp_path / "older.csv"
+    path.write_text("\n".join(",".join(row[:place] + row[place + 1 :]) for row in rows))
+    assert path.read_text().startswith("Metric,avg,min,max,p1,")
+    path.write_text(path.read_text() + "\nMaximum Response Timestamp (ns),1796058893655476992.00\n")
+    (point,) = read(path, deployment={**DEPLOYMENT, "concurrency": 8})
+    assert (point.source, point.ttft_mean_s) == ("AIPerf", pytest.approx(0.1))
+
+
 def test_spread_of_lengths_becomes_their_coefficient_of_variation() -> None:
     for name in ("aiperf.json", "guidellm_v2.json", "guidellm.csv"):
         assert imported(name).isl_cv == pytest.approx(50 / 200)

@@ -63,6 +63,7 @@ class Result(Edge):
     burstiness: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 1.0  # infinite: even gaps
     max_concurrency: Count | None = None
     num_prompts: Count | None = None
+    output_lens: Many[Tokens] | None = None
     duration: Positive
     completed: Count = Field(gt=0)
     failed: Count | None = None
@@ -76,10 +77,10 @@ class Result(Edge):
 
     @property
     def errors(self) -> int | None:
-        """Requests that were not answered: in older files, prompts less answers; None if that is unknown too."""
-        if self.failed is not None or self.num_prompts is None:
-            return self.failed
-        return max(0, self.num_prompts - self.completed)
+        """Requests that were not answered: in older files and in SGLang's, prompts less answers; None if unknown."""
+        listed = None if self.output_lens is None else len(self.output_lens)
+        prompts = listed if self.num_prompts is None else self.num_prompts
+        return self.failed if self.failed is not None or prompts is None else max(0, prompts - self.completed)
 
 
 class VllmLatencies(Edge):

@@ -404,5 +404,9 @@ def test_results_of_sglang_are_told_from_vllms(tmp_path: Path) -> None:
     assert (closed.load_kind, closed.load_value, closed.e2e_mean_s) == ("concurrency", 8, 0.42)
     opened = vllm_result(tmp_path, request_rate=18.5, max_concurrency=None, **more)
     assert opened.load_kind == "poisson_rate"
+    assert closed.errors == 0
+    details = {"num_prompts": None, "failed": None, "output_lens": [33] * 720 + [0] * 30}  # --output-details: 30 failed
+    failed = vllm_result(tmp_path, request_rate=math.inf, **more, **details)
+    assert (failed.errors, failed.verdict) == (30, "errors")
     for point in (closed, opened):
         assert point.source.startswith("SGLang bench_serving") and "vLLM" not in point.source + point.notes

@@ -161,7 +161,9 @@ def _shared_prefix(config: InputConfig) -> int:
 
 def _notes(origin: Origin) -> tuple[str, ...]:
     found = ["the run was cancelled"] if origin.was_cancelled else []
+    older = origin.input_config.loadgen
     capped = [phase.concurrency for phase in origin.input_config.phases if phase.rate and phase.concurrency]
+    capped += [older.concurrency] if older.request_rate and older.concurrency else []
     if capped:
         found.append(held_back(capped[-1]))
     return tuple(found)

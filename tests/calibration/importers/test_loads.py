@@ -45,6 +45,8 @@ def test_the_load_of_older_aiperf_releases(older: dict[str, object], kind: str, 
     document = json.loads((FILES / "aiperf.json").read_text())
     document["input_config"] = {"endpoint": {"model_names": ["tiny-chat"]}, "loadgen": older}
     assert loads_of(document, tmp_path) == [(kind, level)]
+    (point,) = read(tmp_path / "changed.json", deployment=DEPLOYMENT)
+    assert ("at most 50 requests in flight" in point.notes) == (older.get("concurrency") == 50)
 
 
 @pytest.mark.parametrize(

@@ -142,14 +142,16 @@ def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, *
         error = NoFeasiblePlan(f"with the changes no fleet meets {question.sla}", (found.after,))
         missed = refused(error, found.setup.question, [found.setup.candidate])
     if json_:
-        both = comparison_json(found, changes) | ({"disaggregated": pools_json(pools, question)} if pools else {})
+        both = comparison_json(found, changes) | (
+            {"disaggregated": pools_json(pools, found.setup.question)} if pools else {}
+        )
         if missed:
             raise Reported(missed, both, missed.ways_out)
         write_json(both)
     else:
         print_comparison(found, changes)
         if pools:
-            print_pools(pools, question, _gpus(found.after))
+            print_pools(pools, found.setup.question, _gpus(found.after))
             if isinstance(pools, Pools):
                 _print_assumptions(pools.assumptions[len(found.assumptions) :])
     if missed:

@@ -120,6 +120,14 @@ def test_the_command_compares_and_prints_what_it_assumes() -> None:
     assert "at most 64 sequences at once" in printed.output
 
 
+def test_pools_that_find_prompts_in_their_cache_are_set_to_keep_it() -> None:
+    asked = ["--change", "kv_reuse:tokens=400", *OPTIONS, "--ttft", "p95:1s", "--disaggregated", "--json"]
+    told = json.loads(CliRunner().invoke(whatif_command, asked).output)
+    pools = told["disaggregated"]
+    for fleet, cached in ((told["before"], False), (told["after"], True), (pools["prefill"], True)):
+        assert fleet["engine_settings"]["prefix_cache"] is cached
+
+
 def test_the_command_reports_a_change_that_breaks_the_sla() -> None:
     tight = [*OPTIONS[:-1], "p95:7ms"]
     ran = CliRunner().invoke(whatif_command, ["--change", "lora:adapters=4,rank=64", *tight])

@@ -43,6 +43,7 @@ from sizing.fitting.levels import (
     decoding,
     defaults_of,
     distinct,
+    holds_no_start,
     in_flight,
     is_stable,
     itl_s,
@@ -582,7 +583,7 @@ def _likely_cause(best: Trial, in_steps: bool) -> dict[str, float | str]:
         "decoding": decoding(point),
     }
     if not in_steps:
-        return {"cause": "start" if any(each.load_kind == "concurrency" for each in points) else "unlike"}
+        return {"cause": "unlike" if holds_no_start(points, best.observed.protocol) else "start"}
     if decoding(point) < FEW_DECODING * min(in_flight(point), slots):
         return where | {"cause": "memory"}
     alone = len(points) > 2 and logs[worst] > APART * np.delete(logs, worst).max()

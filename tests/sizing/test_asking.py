@@ -126,6 +126,20 @@ def test_memory_is_named_where_it_holds_users_up() -> None:
     assert "poor_fit" not in [each.kind for each in fit(long_requests(), kv_tokens=120_000).warnings]
 
 
+def test_a_start_that_is_told_is_not_blamed_for_ttft() -> None:
+    """60 ms to the first token at any load, 10 ms to each further one, 8 places; users began one after the other."""
+    base = replace(levels()[0], model="Qwen/Qwen3-8B", gpu="l40s", engine="vllm", batching="in_flight")
+    base = replace(base, max_batch_size=None, isl=64.0, osl=32.0, osl_cv=0.5, itl_mean_s=0.01, duration_s=6.0)
+    closed = []
+    for users, rate in ((5, 13.5), (21, 21.6)):
+        ttft_s = users / rate - 0.31
+        told = replace(base, load_value=users, requests_per_s=rate, requests=6 * round(rate), protocol="staggered")
+        closed.append(replace(told, ttft_mean_s=ttft_s, ttft_p50_s=ttft_s))
+    arrivals = replace(base, load_kind="poisson_rate", load_value=15, requests_per_s=15.0, requests=90)
+    found = fit([*closed, replace(arrivals, ttft_mean_s=0.1126, ttft_p50_s=0.068)])
+    assert [each.facts["cause"] for each in found.warnings if each.kind == "poor_fit"] == ["unlike"]
+
+
 @pytest.mark.parametrize(
     ("ttft", "words"),
     [

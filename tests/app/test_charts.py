@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from sizing.analyses.curves import COST, REQUESTS, FleetSizes, LengthCell, LoadCurve
 from sizing.catalog import Layout
 from sizing.engine import Replica, StepLaw
+from sizing.fitting import PointError
 from sizing.memory_use import KV_FREE, KV_USED, PARTS, WEIGHTS, MemoryUse
 from sizing.plans import Candidate, Fleet
 from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.workload import Limit
 from tests.app.conftest import point
 from ui.charts.base import DARK, LIGHT, LOG_FROM
-from ui.charts.fit import ComparedSeries, measured_and_law
+from ui.charts.fit import QUANTITIES, ComparedSeries, measured_and_law, parity
 from ui.charts.fleet import GIB, FleetSteps, gpus_against_load, memory_per_gpu, requests_over_lengths
 from ui.charts.interactivity import Spot, front_of, throughput_against_interactivity
 from ui.charts.latency import latency_against_load, with_knee, with_measured
@@ -86,6 +88,20 @@ def test_a_wide_range_of_concurrency_has_its_ticks_where_it_was_measured() -> No
 
 
 SIZES = FleetSizes((0.0, 2.0, 4.0), (2, 3, 4), (2, 2, 3), (2, 4, 6))
+
+
+@pytest.mark.parametrize("law_ms", [(24.0, 643.0), (24.0, 420.0)])
+def test_the_diagonal_is_that_of_equal_times_where_only_one_side_spans_a_wide_range(law_ms: tuple[float, ...]) -> None:
+    """Measured from 62 to 662 ms, a factor of 11; by the law from 24 ms on, a factor of 27 or 18."""
+    nan = math.nan
+    errors = [
+        PointError(replace(point(1), ttft_mean_s=measured_s), nan, law / 1000, nan, nan, nan, nan)
+        for measured_s, law in zip((0.062, 0.662), law_ms, strict=True)
+    ]
+    chart = parity(QUANTITIES[1], errors, frozenset(), LIGHT)
+    assert chart is not None
+    layout = chart.figure.layout
+    assert (layout.xaxis.type, layout.xaxis.tickvals) == (layout.yaxis.type, layout.yaxis.tickvals)
 
 
 def test_steps_and_band_go_on_to_the_end_of_the_range() -> None:

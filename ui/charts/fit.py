@@ -67,8 +67,8 @@ def parity(quantity: Compared, errors: Sequence[PointError], distrusted: frozens
             hovertemplate="measured %{x:.4g}<br>by the law %{y:.4g}<extra>%{fullData.name}</extra>",
         )
     figure.update_yaxes(title={"text": f"By the law ({quantity.unit})", "standoff": 6, "font": {"color": ink.quiet}})
-    wide_axis(figure.update_xaxes, [m for m, _, _ in known], most_ticks=6)
-    wide_axis(figure.update_yaxes, [p for _, p, _ in known], most_ticks=5)
+    wide_axis(figure.update_xaxes, values, most_ticks=5)  # one scale for both, or the diagonal is not y = x
+    wide_axis(figure.update_yaxes, values, most_ticks=5)
     worst, at = max((abs(p / m - 1), m) for m, p, _ in known)
     inside = sum(abs(p / m - 1) <= BAND for m, p, _ in known)
     take_away = f"{inside} of {len(known)} points within 10 %, the worst {percent(worst, 1)} off, at {significant(at)}"

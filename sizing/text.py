@@ -54,8 +54,12 @@ LEFT_OUT = {
 
 
 def capital(text: str) -> str:
-    """`text` with a capital first letter, the rest as it is."""
-    return text[:1].upper() + text[1:]
+    """`text` with a capital first letter, the rest as it is; a URL in front stays one.
+
+    >>> capital("no answer"), capital("http://gpu-7:8000: no answer")
+    ('No answer', 'http://gpu-7:8000: no answer')
+    """
+    return text if text.startswith(("http://", "https://")) else text[:1].upper() + text[1:]
 
 
 def counts(low: float, high: float | None) -> str:

@@ -544,7 +544,8 @@ def test_a_file_that_leaves_something_out_names_the_field(calibrate: Callable[..
     app.run()
     assert any(label.startswith("Accept") for label in labels(app)), words(app)
     assert not fold_of_details(app).proto.expanded
-    assert "requests/s not compared, being those offered or of the whole run." in words(app) and "—" not in words(app)
+    assert "requests/s not compared, being those offered, of the whole run or of the only level." in words(app)
+    assert "—" not in words(app)
     assert len(app.get("plotly_chart")) == 2, "TTFT and ITL"
     assert os.listdir(store.database.records) == []
 

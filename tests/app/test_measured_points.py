@@ -11,10 +11,12 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
+from sizing.fitting import fit
 from sizing.numbers import percent, significant
 from sizing.points import write_points
 from tests.app.conftest import keep, point, query_of, text_of
 from ui import answers
+from ui.views.runs import rates_within
 
 Open = Callable[..., AppTest]
 LEVELS = (1, 2, 4, 8, 16, 32)
@@ -173,3 +175,9 @@ def test_the_table_has_a_row_for_every_point(curves: Callable[[], AppTest], stor
     points = [point(n) for n in LEVELS]
     keep(store, points)
     assert len(curves().main.dataframe[0].value) == len(points)
+
+
+def test_why_the_requests_of_an_only_level_are_not_compared_is_true_of_it() -> None:
+    """They were neither offered nor of the whole run: one user's, in a window."""
+    alone = replace(point(1, model="Qwen/Qwen3-8B"), engine="vllm", precision="bf16", protocol="staggered")
+    assert "or of the only level" in rates_within(fit([alone]).errors)

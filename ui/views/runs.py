@@ -96,10 +96,11 @@ def _verdict(fitted: Fit) -> str:
 
 
 def rates_within(errors: Iterable[PointError], where: str = "every point") -> str:
-    """How far the law's requests/s are off at most; those offered, or of a whole run, are not compared."""
+    """How far the law's requests/s are off at most; those offered, or of a whole run, are not compared, nor those of
+    the only level, which say no more than its TTFT and ITL."""
     off = [abs(error.requests_per_s_error) for error in errors if isfinite(error.requests_per_s_error)]
     if not off:
-        return "requests/s not compared, being those offered or of the whole run"
+        return "requests/s not compared, being those offered, of the whole run or of the only level"
     return f"requests/s within {percent(max(off), 1)} at {where}"
 
 

@@ -160,17 +160,20 @@ def traffic_of(found: TracePlan) -> Traffic:
     basis = fleet.basis
     limits = limits_on_latencies(seen.sla)
     rows = [row for row in limit_rows(found.plan.question, fleet) if row.metric in OF_REQUESTS]
+    worst_first = sorted(range(len(seen.hours)), key=seen.goodput)
     hours = tuple(
         TrafficHour(
-            clock=found.trace.clock(hour.from_s),
+            clock=found.trace.clock(seen.hours[place].from_s),
             requests=number(float(seen.tally.gone[place]), "requests", "given"),
             inside=number(seen.goodput(place), "share", basis),
             seconds=tuple(number(seen.value_s(of, place), "s", basis) for of in limits),
             gpus=number((found.needed[place] + fleet.spare) * fleet.candidate.gpus, "GPUs", basis),
         )
-        for place, hour in enumerate(seen.hours[:MOST_ROWS])
+        for place in sorted(worst_first[:MOST_ROWS])
     )
     lines, gpus = answer.trace_lines(found), number(fleet.gpus, "GPUs", basis)
+    if len(hours) < len(seen.hours):
+        lines += (f"Of {len(seen.hours):,} hours the {len(hours):,} in which most requests miss a limit are listed",)
     return Traffic(lines, tuple(rows), hours, gpus, tuple(class_limits(found)))
 
 

@@ -29,6 +29,7 @@ from sizing.demand_model import ranks
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.question import Question
+from sizing.report import build
 from sizing.report.build import traffic_of
 from sizing.report.charts import traffic_chart
 from sizing.report.model import Quantity
@@ -375,6 +376,18 @@ def test_the_chart_shows_every_hour_and_the_last_as_wide_as_the_others(hours: in
     for step in steps:
         across = sorted({float(place.split()[0]) for place in step.split("L")})
         assert len(across) == hours + 1 and np.diff(across) == pytest.approx(np.full(hours, np.diff(across)[0]))
+
+
+def test_of_more_hours_than_a_report_holds_the_worst_are_kept_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = traffic(1, 40.0, 3.0, swing=0.9)
+    found = plan_trace(asked(trace), trace, [candidate()])
+    whole = traffic_of(found)
+    assert len(whole.hours) > 2 and "are listed" not in whole.lines[-1]
+    monkeypatch.setattr(build, "MOST_ROWS", 2)
+    cut = traffic_of(found)
+    worst = sorted(whole.hours, key=lambda hour: hour.inside.value or 0.0)[:2]
+    assert sorted(cut.hours, key=lambda hour: hour.inside.value or 0.0) == worst
+    assert f"Of {len(whole.hours)} hours the 2 in which" in cut.lines[-1]
 
 
 def test_a_fleet_for_classes_keeps_the_goodput_of_each() -> None:

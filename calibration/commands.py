@@ -438,8 +438,9 @@ def _deployment_options(command: Any) -> Any:
 def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> None:
     """Read FILE into the store: an exported run (.zip), a points table, or the file of another benchmark tool.
 
-    The tools are AIPerf, GenAI-Perf, Perf Analyzer, GuideLLM, vLLM's bench serve and the TensorRT-LLM backend's clients
-    (--op_stats_csv). The options say what a tool's file leaves out, and override it.
+    The tools are AIPerf, GenAI-Perf, Perf Analyzer, GuideLLM, vLLM's bench serve, SGLang's bench_serving (kind vllm)
+    and the TensorRT-LLM backend's clients (--op_stats_csv). The options say what a tool's file leaves
+    out, and override it.
 
     \b
     Example: python -m calibration import run3.zip

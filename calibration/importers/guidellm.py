@@ -277,8 +277,11 @@ def _under_way(benchmark: Benchmark) -> GuidellmRequests | None:
         sent_s = times.request_start or times.resolve_start or end_s
         return end_s >= start_s and sent_s <= start_s + benchmark.duration
 
-    groups = {name: list(filter(counted, getattr(found, name))) for name in GuidellmRequests.model_fields}
-    return GuidellmRequests.model_construct(**groups)
+    return GuidellmRequests.model_construct(
+        successful=list(filter(counted, found.successful)),
+        errored=list(filter(counted, found.errored)),
+        incomplete=list(filter(counted, found.incomplete)),
+    )
 
 
 def _strategy(benchmark: Benchmark) -> Strategy | None:

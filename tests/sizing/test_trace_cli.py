@@ -167,6 +167,14 @@ def test_classes_have_limits_and_figures_of_their_own(
         assert [hour["clock"] for hour in each["hours"]] == [f"{hour:02d}:00" for hour in range(10)]
         for limit in each["limits"]:
             assert limit["value_s"] <= limit["limit_s"] and limit["exceeding_share"] <= 1 - limit["percentile"] / 100
+    used = {
+        f"p{limit['percentile']} {limit['metric'].upper()} <= {1000 * limit['limit_s']:g} ms ({each['name']})": (
+            limit["value_s"] / limit["limit_s"]
+        )
+        for each in classes
+        for limit in each["limits"]
+    }
+    assert answer["binding"] == max(used, key=used.__getitem__)
     inside = sum(each["goodput"] * each["requests"] for each in classes)
     assert answer["trace"]["goodput"] == pytest.approx(inside / answer["trace"]["requests"])
 

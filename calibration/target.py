@@ -146,6 +146,10 @@ async def _over_http(openai: ServerPlan) -> Answering:
             return Answering(
                 "openai", tuple(str(card["id"]) for card in cards if isinstance(card, dict) and "id" in card)
             )
+        if status in (429, 503):
+            raise ServerError(
+                f"{openai.url} answers /v1/models with {status}: if it is still loading its model, try again"
+            )
         status, _ = await client.page("/v2/health/live")
     if status != 200 or openai.root.startswith("https:"):
         raise ServerError(

@@ -21,13 +21,13 @@ class Manners:
 
     `usage`: the tokens so far with each event, once at the end, or never. `stops_after`: tokens after which an answer
     ends, whatever was asked; 0: as asked. `wraps`: tokens that it puts around a text, `per_word` tokens of a word.
-    `refuses` names fields of a body that are answered with 400. `fails_first`: so many answers are a 503.
-    `reasons`: a chat's first tokens are reasoning. `calls`: its others are the arguments of a tool call.
-    `raw`: sent as the whole answer, in place of one. `dribbles`: the answer never ends. `tires_after`: later answers
-    end after 5 tokens. `metrics`: the page /metrics, with places for requests `served`, and 30 prompt tokens
-    `looked_up` and 12 `hits` for each. `cuts_after`: the connection is closed after so many events, from the third
-    request on. `one_each`: a connection carries one request, and is closed at the next, whatever its head promised.
-    `tells_ids`: it knows `return_token_ids`.
+    `refuses` names fields of a body that are answered with 400. `fails_first`: so many answers are a 503. `loads`: the
+    list of models is, too, as of llama.cpp while it loads one. `reasons`: a chat's first tokens are reasoning. `calls`:
+    its others are the arguments of a tool call. `raw`: sent as the whole answer, in place of one. `dribbles`: the
+    answer never ends. `tires_after`: later answers end after 5 tokens. `metrics`: the page /metrics, with places for
+    requests `served`, and 30 prompt tokens `looked_up` and 12 `hits` for each. `cuts_after`: the connection is closed
+    after so many events, from the third request on. `one_each`: a connection carries one request, and is closed at the
+    next, whatever its head promised. `tells_ids`: it knows `return_token_ids`.
     """
 
     owned_by: str = "vllm"
@@ -40,6 +40,7 @@ class Manners:
     largest_id: int = 50_000
     refuses: tuple[str, ...] = ()
     fails_first: int = 0
+    loads: bool = False
     key: str = ""
     echoes_key: bool = False
     reasons: int = 0
@@ -100,6 +101,8 @@ class OpenAiServer:
     async def _get(self, writer: asyncio.StreamWriter, path: str) -> bool:
         card = {"id": MODEL, "object": "model", "owned_by": self.manners.owned_by}
         pages: dict[str, Any] = {"/v1/models": {"object": "list", "data": [card]}} | self.manners.pages
+        if self.manners.loads:
+            return await self._page(writer, 503, {"error": {"message": "Loading model"}})
         if path == "/metrics":
             served = len(self.bodies)
             pages[path] = self.manners.metrics.format(served=served, looked_up=30 * served, hits=12 * served).encode()

@@ -133,7 +133,8 @@ class Fleet:
     the rate it is planned for. `working_low`, `working_high`: the count at the ends of the 90 % band of the law; high
     is None when the SLA cannot be met at the slow end. `predicted`: latencies at the planned load spread over the
     working replicas; `binding`: the limit that a rising load reaches first. `stable_per_s`: requests/s above which a
-    replica's queue grows without end, whatever the SLA. `notes`: cautions about this size of fleet.
+    replica's queue grows without end, whatever the SLA. `notes`: cautions about this size of fleet. `of_class`: the
+    class of requests that `binding` is a limit of, and what these see; None where it is one on all requests.
     """
 
     candidate: Candidate
@@ -148,6 +149,13 @@ class Fleet:
     working_high: int | None
     stable_per_s: float = math.inf
     notes: tuple[Caution, ...] = ()
+    of_class: tuple[str, Prediction] | None = None
+
+    @property
+    def room(self) -> float:
+        """The share of the binding limit that the planned load leaves free."""
+        _, seen = self.of_class or ("", self.predicted)
+        return 1 - seen.used(self.binding)
 
     @property
     def stability_binds(self) -> bool:
@@ -156,8 +164,12 @@ class Fleet:
 
     @property
     def binding_name(self) -> str:
-        """What keeps a replica from carrying more: "stable rate", or the limit with the least room."""
-        return "stable rate" if self.stability_binds else str(self.binding)
+        """What keeps a replica from carrying more: "stable rate", or the limit with the least room and its class."""
+        return "stable rate" if self.stability_binds else self.with_class(str(self.binding))
+
+    def with_class(self, limit: str) -> str:
+        """The binding `limit`, named, and the class of requests that it is one of: ``p95 TTFT (chat)``."""
+        return f"{limit} ({self.of_class[0]})" if self.of_class else limit
 
     @property
     def verified(self) -> bool:

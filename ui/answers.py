@@ -531,13 +531,8 @@ def pick_one(fleets: Sequence[Fleet]) -> tuple[str, Fleet]:
 
 def ranked(plan: Plan) -> dict[str, Fleet]:
     """Every fleet by name: the answer first, then fewest GPUs first, among equals the one with the most room."""
-    rest = sorted(plan.fleets[1:], key=lambda fleet: (fleet.gpus, -room_share(fleet)))
+    rest = sorted(plan.fleets[1:], key=lambda fleet: (fleet.gpus, -fleet.room))
     return named([plan.answer, *rest])
-
-
-def room_share(fleet: Fleet) -> float:
-    """What the limit that binds leaves free at the planned load, as a share of it."""
-    return 1 - fleet.predicted.used(fleet.binding)
 
 
 def small_curves(scenario: Scenario, plan: Plan) -> dict[str, tuple[float, ...]]:

@@ -103,4 +103,4 @@ def tell_unreadable(problems: tuple[str, ...]) -> None:
 
 def binding_name(fleet: Fleet) -> str:
     """What keeps a replica from carrying more, short enough for a cell."""
-    return "stable rate" if fleet.stability_binds else limit_name(fleet.binding)
+    return "stable rate" if fleet.stability_binds else fleet.with_class(limit_name(fleet.binding))

@@ -81,8 +81,7 @@ class TracePlan:
     @property
     def binding(self) -> tuple[Replayed, Limit]:
         """The limit with the least room, and the requests it speaks of: those of a class, or all."""
-        each = ((seen, limit) for seen in self.replayed.parts for limit in seen.sla.limits)
-        return max(each, key=lambda one: one[0].value_s(one[1]) / one[1].limit_s)
+        return least_room(self.replayed)
 
     @property
     def gpu_hours(self) -> float:
@@ -369,6 +368,7 @@ def of_trace(runs: Replays, start: int) -> Fleet | Rejection:
     one_fewer_fails_at = runs.speed * working / (working - 1) if working > 1 else math.inf
     speed = runs.fastest(working, min(one_fewer_fails_at, stable_per_s * working / rate_per_s))
     capacity_per_s = rate_per_s * speed / working
+    seen, limit = least_room(runs.at(working, speed=1.0))
     return Fleet(
         candidate=candidate,
         working=working,
@@ -377,11 +377,18 @@ def of_trace(runs: Replays, start: int) -> Fleet | Rejection:
         capacity_per_s=capacity_per_s,
         requests_per_s_per_replica=capacity_per_s * (1 - question.headroom),
         predicted=predicted,
-        binding=predicted.binding(question.sla),
+        binding=limit,
+        of_class=(seen.name, seen.prediction(predicted.utilization)) if seen.name else None,
         working_low=max(1, math.ceil(working / high)),
         working_high=math.ceil(working / low) if low > 0 else None,
         stable_per_s=stable_per_s,
     )
+
+
+def least_room(found: Replayed) -> tuple[Replayed, Limit]:
+    """The limit that a replay comes nearest to, and the requests it speaks of: those of a class, or all."""
+    each = ((seen, limit) for seen in found.parts for limit in seen.sla.limits)
+    return max(each, key=lambda one: one[0].value_s(one[1]) / one[1].limit_s)
 
 
 def smallest(meets: Callable[[int], bool], start: int) -> int | None:

@@ -219,7 +219,7 @@ KEYS: Mapping[str, Callable[[Any, Question], dict[str, Any]]] = {
     "tuned": lambda found, question: {"tuned": tuned_json(found, question)},
     "mix": lambda found, _: {"mix": mix_json(found)},
     "pools": lambda found, question: {"disaggregated": pools_json(found, question)},
-    "trace": lambda found, _: _of_trace(found),
+    "trace": lambda found, _: {"trace": trace_json(found), "question": question_json(found.question)},
     "goodput_prices": lambda prices, _: {"goodput_price": [*map(goodput_price_json, prices)]},
     "sessions": lambda found, question: _of_sessions(found, question),
     "verification": lambda found, _: {"verification": verification_json(found)},
@@ -234,14 +234,6 @@ def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
         if value := getattr(extras, name):
             found |= keys(value, question)
     return found
-
-
-def _of_trace(found: TracePlan) -> dict[str, Any]:
-    """What was replayed, and the question as it was asked. Where classes have limits of their own, one of these binds:
-    the limit on all requests together is the loosest of theirs, and decides nothing."""
-    seen, limit = found.binding
-    binding = {"binding": f"{limit} ({seen.name})"} if seen.name else {}
-    return {"trace": trace_json(found), "question": question_json(found.question), **binding}
 
 
 def _of_sessions(found: SessionPlan, question: Question) -> dict[str, Any]:

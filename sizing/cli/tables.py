@@ -172,7 +172,7 @@ def alternatives_table(plan: Plan) -> Table:
             str(fleet.gpus),
             f"{fleet.gpus_low}-{high}",
             significant(fleet.requests_per_s_per_gpu),
-            "stable rate" if fleet.stability_binds else fleet.binding.name,
+            "stable rate" if fleet.stability_binds else escape(fleet.with_class(fleet.binding.name)),
             fleet.basis,
             text.METHOD[fleet.predicted.method],
         )

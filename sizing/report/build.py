@@ -512,7 +512,7 @@ def load_curves(question: Question, fleet: Fleet, curve: LoadCurve) -> model.Loa
 
 def configuration(question: Question, fleet: Fleet) -> model.Configuration:
     """One fleet with all its numbers."""
-    basis, candidate, limit = fleet.basis, fleet.candidate, fleet.binding
+    basis, candidate = fleet.basis, fleet.candidate
     price = question.price_of(candidate.gpu)
     by_division = replicas_for(question.workload.rate_per_s, fleet.requests_per_s_per_replica)
 
@@ -535,7 +535,7 @@ def configuration(question: Question, fleet: Fleet) -> model.Configuration:
         planned_per_gpu=of(fleet.requests_per_s_per_gpu, "requests/s per GPU"),
         in_flight=of(fleet.in_flight, "requests"),
         utilization=of(fleet.predicted.utilization, "share"),
-        room=of(1 - fleet.predicted.used(limit), "share"),
+        room=of(fleet.room, "share"),
         price=number(price, "per GPU-hour", "given"),
         cost_per_hour=of(None if price is None else price * fleet.gpus, "per hour"),
         binding=fleet.binding_name,

@@ -22,7 +22,7 @@ from sizing.numbers import gpus, significant
 from sizing.plans import Plan, Rejection, cost_of
 from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
-from ui.answers import named, ranked, room_share
+from ui.answers import named, ranked
 from ui.views import compare
 
 Open = Callable[..., AppTest]
@@ -66,14 +66,14 @@ def test_every_fleet_has_its_row_the_answer_first_then_by_gpus_and_room(compared
     rows = compared(SOME).dataframe[0].value
     fleets = list(ranked(plan).values())
     assert fleets[0] is plan.answer and set(map(id, fleets)) == set(map(id, plan.fleets))
-    assert [(f.gpus, -room_share(f)) for f in fleets[1:]] == sorted((f.gpus, -room_share(f)) for f in fleets[1:])
+    assert [(f.gpus, -f.room) for f in fleets[1:]] == sorted((f.gpus, -f.room) for f in fleets[1:])
     assert list(rows["GPUs"]) == [fleet.gpus for fleet in fleets]
     assert list(rows["GPU"]) == [fleet.candidate.gpu for fleet in fleets]
     assert list(rows["Requests/s per GPU"]) == [fleet.requests_per_s_per_gpu for fleet in fleets]
-    assert list(rows[compare.ROOM]) == pytest.approx([100 * room_share(fleet) for fleet in fleets])
+    assert list(rows[compare.ROOM]) == pytest.approx([100 * fleet.room for fleet in fleets])
     # Of requests turned away 4 % use up four fifths of the 5 % that p95 leaves, however fast the others are.
     turning_away = replace(fleets[0], predicted=replace(fleets[0].predicted, rejected=0.04))
-    assert room_share(turning_away) == pytest.approx(min(room_share(fleets[0]), 0.2))
+    assert turning_away.room == pytest.approx(min(fleets[0].room, 0.2))
     costs = [cost_of(plan.question, fleet) for fleet in fleets]
     assert list(rows[compare.PER_HOUR]) == [cost.per_hour for cost in costs if cost]
     assert all(len(curve) > 2 for curve in rows[compare.CURVE])

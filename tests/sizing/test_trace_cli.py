@@ -174,7 +174,10 @@ def test_classes_have_limits_and_figures_of_their_own(
         for each in classes
         for limit in each["limits"]
     }
-    assert answer["binding"] == max(used, key=used.__getitem__)
+    binding, *_ = sorted(used, key=lambda name: -used[name])
+    first = answer["report"]["configurations"][0]
+    assert answer["binding"] == first["binding"] == binding
+    assert first["room"]["value"] == pytest.approx(1 - used[binding])
     inside = sum(each["goodput"] * each["requests"] for each in classes)
     assert answer["trace"]["goodput"] == pytest.approx(inside / answer["trace"]["requests"])
 

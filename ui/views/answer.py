@@ -28,7 +28,7 @@ from sizing.points import Point
 from sizing.prediction import Caution, Prediction
 from sizing.workload import Lengths, Limit, Sla
 from ui import answers, look
-from ui.answers import fits_elsewhere, room_share, ways_out, what_fits
+from ui.answers import fits_elsewhere, ways_out, what_fits
 from ui.charts.latency import latency_against_load
 from ui.computing import Outcome
 from ui.look import card, data_behind, ink, rows_of_cards, show
@@ -310,7 +310,7 @@ def _row(fleet: Fleet, price_per_gpu_hour: float | None) -> dict[str, object]:
         "Engine": candidate.engine,
         "GPUs": fleet.gpus,
         "Requests/s per GPU": fleet.requests_per_s_per_gpu,
-        "Room to the SLA": 100 * room_share(fleet),
+        "Room to the SLA": 100 * fleet.room,
         "Binding limit": binding_name(fleet),
         "Basis": fleet.basis.capitalize(),
         "90 % band (GPUs)": gpus_band(fleet),

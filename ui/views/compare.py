@@ -18,7 +18,6 @@ from sizing.points import FORMULA_STARTS
 from sizing.question import Question
 from sizing.text import LEFT_OUT, pools_lines
 from sizing.workload import NO_PREFIX, Lengths, Limit
-from ui.answers import room_share
 from ui.charts.fleet import GIB
 from ui.link import PREFIX
 from ui.look import basis_line
@@ -141,7 +140,7 @@ def row(plan: Plan, fleet: Fleet, with_cost: bool) -> dict[str, Any]:
         "GPUs": fleet.gpus,
         "90 % band (GPUs)": gpus_band(fleet),
         "Requests/s per GPU": fleet.requests_per_s_per_gpu,
-        ROOM: 100 * min(1.0, max(0.0, room_share(fleet))),
+        ROOM: 100 * min(1.0, max(0.0, fleet.room)),
         "Binding limit": binding_name(fleet),
         "Basis": fleet.basis.capitalize(),
     }
@@ -306,7 +305,7 @@ def lines(question: Question, fleets: list[Fleet], with_cost: bool) -> dict[str,
     for limit in question.sla.limits:
         said[plain(f"{limit_name(limit)} (limit {limit.allowed})")] = _limited(fleets, limit)
     said["Room to the SLA"] = [
-        f"{100 * max(0.0, room_share(fleet)):.0f} % of {limit_name(fleet.binding)}" for fleet in fleets
+        f"{100 * max(0.0, fleet.room):.0f} % of {fleet.with_class(limit_name(fleet.binding))}" for fleet in fleets
     ]
     said["Basis"] = [fleet.basis.capitalize() for fleet in fleets]
     said["Checked"] = ["by simulation" if fleet.verified else "by formula" for fleet in fleets]

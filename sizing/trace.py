@@ -280,7 +280,8 @@ def dispersion(trace: Trace, every_s: float = 1.0) -> float:
     The index of dispersion of counts (Cox and Lewis 1966, The Statistical Analysis of Series of Events). NaN for traces
     shorter than twenty such stretches.
     """
-    counts = trace.counts(every_s).astype(float)
+    began_s = float(trace.arrival_s[0])  # a window of a trace begins long after 0 s
+    counts = replace(trace, arrival_s=trace.arrival_s - began_s).counts(every_s).astype(float)
     whole = max(int(10 * MINUTE_S / every_s), 20)
     parts = [
         part for part in np.array_split(counts, max(1, len(counts) // whole)) if len(part) >= 20 and part.mean() > 0

@@ -143,6 +143,13 @@ def test_poisson_arrivals_have_a_dispersion_of_one(seed: int, rate_per_s: float)
     assert dispersion(of_times(poisson(rate_per_s, seconds, seed))) == pytest.approx(1, abs=allowed)
 
 
+@pytest.mark.parametrize("from_s", [300, 420, 1000])
+def test_a_window_of_poisson_arrivals_has_a_dispersion_of_one(from_s: float) -> None:
+    """The time before it is no lull of its first minutes."""
+    window = of_times(poisson(5, 7200, seed=1)).part(from_s, from_s + 600)
+    assert dispersion(window) == pytest.approx(1, abs=5 * math.sqrt(2 / 599 + 1 / 3000))
+
+
 @pytest.mark.parametrize("size", [2, 5, 10])
 def test_batches_of_k_have_a_dispersion_of_k(size: int) -> None:
     """Counts are k times a Poisson variable: variance k^2, mean k."""

@@ -143,8 +143,8 @@ class Trace:
 
         Of a factor of 2.5 every request comes twice and half of them, drawn at random, a third time; copies arrive at
         random within the time between the request's neighbours, so that the rate of each minute is `factor` times what
-        it was and twins do not meet in one iteration. Below 1 requests are dropped at random. A session with copies is
-        several sessions.
+        it was and twins do not meet in one iteration. Below 1 requests are dropped at random. Sessions are copied and
+        dropped whole, turns in their order, for a prompt repeats the turns before it.
         """
         if not 0 < factor < math.inf:
             raise TraceError(f"the factor of a trace must be above 0, got {factor:g}")
@@ -155,8 +155,11 @@ class Trace:
                 f"{factor:g} times {len(self):,} requests are more than {MOST_REQUESTS:,}: give a smaller factor"
             )
         rng = np.random.default_rng(seed)
-        copies = np.full(len(self), int(factor))
-        copies += rng.random(len(self)) < factor - int(factor)
+        together = np.unique(self.session, return_inverse=True)[1] if len(self.session) else np.arange(len(self))
+        many = np.bincount(together)
+        order = rng.permutation(len(many))
+        once_more = np.cumsum(many[order]) - many[order] / 2 <= (factor - int(factor)) * len(self)
+        copies = int(factor) + once_more[np.argsort(order)][together]
         source = np.repeat(np.arange(len(self)), copies)
         if len(source) < 2:
             raise TraceError(f"{factor:g} times {len(self)} requests leave {len(source)}")
@@ -166,8 +169,9 @@ class Trace:
         copied = self._taken(source)
         copied.arrival_s[moved] = rng.uniform(before[moved], after[moved])
         if len(self.session):
-            named, session = np.unique(copied.session, return_inverse=True)
-            copied = replace(copied, session=(session + number * len(named)).astype(np.int32))
+            session = (together[source] + number * len(many)).astype(np.int32)
+            copied.arrival_s[np.lexsort((source, session))] = copied.arrival_s[np.lexsort((copied.arrival_s, session))]
+            copied = replace(copied, session=session)
         return copied._taken(np.argsort(copied.arrival_s, kind="stable"))
 
     def window(self, text: str) -> Trace:

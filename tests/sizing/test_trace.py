@@ -87,6 +87,23 @@ def test_a_whole_factor_is_so_many_times_the_requests_with_the_originals_among_t
     assert len(np.unique(scaled.session)) == factor * len(np.unique(trace.session))
 
 
+@pytest.mark.parametrize("factor", [0.4, 1.5, 2.3, 3])
+def test_a_scaled_trace_has_whole_sessions_with_their_turns_in_order(factor: float) -> None:
+    """Of sixty sessions of eight turns that repeat the turns before them, so that a prefix cache finds as much."""
+    rng = np.random.default_rng(1)
+    arrival_s = np.cumsum(rng.exponential(10, (60, 8)), axis=1) + rng.uniform(0, 3600, (60, 1))
+    isl = np.tile(np.arange(500, 1700, 150, dtype=np.int32), 60)
+    session = np.repeat(np.arange(60, dtype=np.int32), 8)
+    turns = Trace(arrival_s.ravel(), isl, np.full(480, 100, np.int32), session=session)
+    trace = turns._taken(np.argsort(turns.arrival_s))
+    scaled = trace.scaled(factor)
+    assert len(scaled) == pytest.approx(factor * len(trace), abs=8)
+    for each in np.unique(scaled.session):
+        assert scaled.isl[scaled.session == each].tolist() == isl[:8].tolist()
+    found = [each.continued().repeated_tokens(16) / each.isl.sum() for each in (trace, scaled)]
+    assert found[1] == pytest.approx(found[0])
+
+
 def test_sessions_of_large_numbers_stay_sessions() -> None:
     """A part of a long trace keeps the numbers of its sessions."""
     trace = replace(trace_of([0, 1000, 2000], sessions=True), session=np.array([10**8, 10**8, 5], np.int32))

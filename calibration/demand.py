@@ -163,7 +163,7 @@ def demand_of(
     missing = 1 - len(counts) * step_s / span_s
     if missing > 1.5 * step_s / span_s:
         notes.append(f"{100 * missing:.0f} % of the time has no samples, and is assumed to be like the rest")
-    scatter = dispersion(counts)
+    scatter = dispersion(counts, step_s)
     if isinstance(model.arrivals, Poisson) and scatter > BURSTY:
         notes.append(
             f"Counts per {step_s:g} s vary {significant(scatter, 2)} times as much as at random (Poisson): a trace "
@@ -200,10 +200,10 @@ def profile(counts: Sequence[tuple[float, float]], step_s: float) -> tuple[tuple
     return (float(many.sum() / (len(many) * step_s)),), short
 
 
-def dispersion(counts: Sequence[tuple[float, float]]) -> float:
+def dispersion(counts: Sequence[tuple[float, float]], step_s: float) -> float:
     """Variance of counts over their mean, within hours: 1 for a Poisson process whose rate changes by the hour, and for
     fewer than FEWEST_STEPS counts."""
-    hour = np.array([at_s // HOUR_S for at_s, _ in counts])
+    hour = np.array([(at_s - step_s / 2) // HOUR_S for at_s, _ in counts])
     many = np.array([count for _, count in counts])
     _, place, seen = np.unique(hour, return_inverse=True, return_counts=True)
     expected = (np.bincount(place, many) / seen)[place]

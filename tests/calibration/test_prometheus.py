@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.demand import arrivals_of, law_in, profile
+from calibration.demand import arrivals_of, dispersion, law_in, profile
 from calibration.prometheus import EXPOSITIONS, Histogram, Prometheus, PrometheusError, Source, source_of
 from sizing.demand_model import Gamma, Mmpp, read_model
 from sizing.errors import ScenarioError
@@ -360,6 +360,16 @@ def test_hours_without_samples_make_a_profile_that_needs_none() -> None:
     rates, notes = profile(gap, step_s)
     assert rates == pytest.approx([0.1]) and "flat" in notes[0]
     assert len(profile([(at_s, 1.0) for at_s in np.arange(step_s, 15 * DAY_S, step_s)], step_s)[0]) == 168
+
+
+@pytest.mark.parametrize("step_s", [60, 300, 1800])
+def test_a_rate_that_changes_on_the_hour_is_no_burst(step_s: int) -> None:
+    """Poisson counts of a week, the rate one or three by turns; a step is known by its end, which may be the hour's."""
+    ends_s = np.arange(step_s, 7 * DAY_S + 1, step_s)
+    counts = np.random.default_rng(1).poisson(step_s * np.where((ends_s - 1) // 3600 % 2, 3, 1))
+    found = dispersion(list(zip(ends_s.tolist(), counts.tolist(), strict=True)), step_s)
+    free = len(counts) * (1 - step_s / HOUR_S)
+    assert found == pytest.approx(1, abs=5 * math.sqrt(2 / free))
 
 
 def test_arrivals_are_told_by_name() -> None:

@@ -85,8 +85,10 @@ def cheapest_counts(
     """Replicas of each kind at the lowest cost an hour, and that cost; None if the GPUs available cannot do it. Of two
     at one cost the one of fewer GPUs.
 
-    With `spare` replicas failed the rest still carry `rate_per_s`. If the strongest kind in the mix carries s each,
-    the failed ones carry at most spare x s: one integer program for each kind that may be the strongest.
+    With any `spare` replicas failed the rest still carry `rate_per_s`. Let s be what the weakest of those that fail
+    carries, the strongest ones: each of the rest carries s at most, and each of the failed s or more. So min(s, its
+    own) summed over all replicas is `rate_per_s` and spare x s, and where that holds for any s, the rest carry enough:
+    one integer program for each kind that may be the weakest to fail.
     """
 
     def cost_and_gpus(found: tuple[tuple[int, ...], float]) -> tuple[float, int]:
@@ -94,14 +96,18 @@ def cheapest_counts(
         return round(cost, 9), sum(count * kind.gpus for count, kind in zip(counts, kinds, strict=True))
 
     each = (
-        _solve(kinds, supplies, rate_per_s + spare * strongest, [kind.rate_per_s <= strongest for kind in kinds])
-        for strongest in {kind.rate_per_s for kind in kinds}
+        _solve(
+            [replace(kind, rate_per_s=min(kind.rate_per_s, most_per_s)) for kind in kinds],
+            supplies,
+            rate_per_s + spare * most_per_s,
+        )
+        for most_per_s in {kind.rate_per_s for kind in kinds}
     )
     return min(filter(None, each), key=cost_and_gpus, default=None)
 
 
 def _solve(
-    kinds: Sequence[RequestKind], supplies: Mapping[str, Supply], rate_per_s: float, usable: Sequence[bool]
+    kinds: Sequence[RequestKind], supplies: Mapping[str, Supply], rate_per_s: float
 ) -> tuple[tuple[int, ...], float] | None:
     """The integer program: variables are replicas of each kind, GPUs paid for of each type, and whether there are some
     of each kind."""
@@ -116,7 +122,7 @@ def _solve(
     owned = np.array([supplies[name].owned for name in types], float)
     available = np.array([supplies[name].available for name in types])
     least = np.array([kind.least for kind in kinds], float)
-    most = np.where(usable, np.maximum(np.ceil(rate_per_s / rates) + 1, least), 0)
+    most = np.maximum(np.ceil(rate_per_s / rates) + 1, least)
     each, of_each, none = np.eye(len(kinds)), np.eye(len(types)), np.zeros((len(types), len(kinds)))
     carried = LinearConstraint(np.concatenate([rates, 0 * prices, 0 * rates])[None], rate_per_s * (1 - 1e-9), np.inf)
     paid = LinearConstraint(np.hstack([of_type, -of_each, none]), -np.inf, owned)

@@ -95,10 +95,6 @@ class Trace:
             )
         return self._taken(slice(first, last))
 
-    def of(self, name: str) -> Trace:
-        """The requests of one of the `classes`."""
-        return self._taken(self.of_class == self.classes.index(name))
-
     def _taken(self, which: Any) -> Trace:
         """The requests of a slice or of an array of numbers, in its order."""
         names = ("arrival_s", "isl", "osl", "session", "of_class")

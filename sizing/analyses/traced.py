@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.analyses.relax import Ways
 from sizing.analyses.sensitivity import resized
@@ -96,10 +97,10 @@ class TracePlan:
         return self.plan.answer.gpus * self.trace.span_s / HOUR_S
 
 
-def lengths_of(trace: Trace) -> Lengths:
-    """The lengths of a trace as laws: those recorded, and how they go together."""
-    isl, osl = TokenLaw.of(trace.isl), TokenLaw.of(trace.osl)
-    correlation = correlation_of(isl, osl, rank_correlation(trace.isl, trace.osl), seed=0)
+def lengths_of(trace: Trace, which: slice | NDArray[np.bool_] = slice(None)) -> Lengths:
+    """The lengths of a trace, or of some of its requests, as laws: those recorded, and how they go together."""
+    isl, osl = TokenLaw.of(trace.isl[which]), TokenLaw.of(trace.osl[which])
+    correlation = correlation_of(isl, osl, rank_correlation(trace.isl[which], trace.osl[which]), seed=0)
     return Lengths(isl.mean, osl.mean, isl.cv, osl.cv, correlation, isl, osl)
 
 
@@ -170,10 +171,12 @@ def class_ways_out(
     slas: Sequence[Sla],
     candidates: Sequence[Candidate],
 ) -> tuple[tuple[str, Ways], ...]:
-    """What the limits of each class (`slas`) would have to be, with the lengths of its own requests; by its name."""
+    """What the limits of each class (`slas`) would have to be, with the lengths of its own requests; by its name. A
+    class may have one request in a window, or none, of which there is nothing to say."""
     shares = [
-        Share(name, replace(question.workload, lengths=lengths_of(trace.of(name))), sla)
-        for name, sla in zip(trace.classes, slas, strict=True)
+        Share(name, replace(question.workload, lengths=lengths_of(trace, own)), sla)
+        for number, (name, sla) in enumerate(zip(trace.classes, slas, strict=True))
+        if (own := trace.of_class == number).any()
     ]
     return workloads_ways_out(rejected, question.model, shares, candidates)
 

@@ -196,6 +196,19 @@ def test_classes_have_limits_and_figures_of_their_own(
     assert "agents" in out and "43,200" in out and "Binding limit" in out and "over all requests of" in out
 
 
+@pytest.mark.parametrize("window", ["00:00..01:00", "00:00..00:30"])
+def test_a_class_of_which_one_request_is_there_or_none_is_no_error(
+    window: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rare.csv"
+    rows = (f"{second},1000,100,{'rare' if second == 3000 else 'chat'}" for second in range(3600))
+    path.write_text("\n".join(["arrival_s,isl,osl,class", *rows, ""]))
+    asked = [*PLAN, str(path), "--trace-window", window, "--json"]
+    code, out, _ = run([*asked, *(f"--class={name}:ttft=p95:1ms" for name in ("chat", "rare"))], capsys)
+    said = {way.partition(":")[0] for way in json.loads(out)["ways_out"]}
+    assert code == 3 and said == ({"chat", "rare"} if window.endswith("01:00") else {"chat"})
+
+
 def test_where_classes_cannot_be_served_each_that_fails_says_what_its_limits_would_have_to_be(
     two_classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -449,7 +449,7 @@ def _cells(path: Path, shape: str, columns: _Columns) -> Iterator[tuple[int | st
         session = next((name for name in columns.session if record.get(name) is not None), "")
         label, blocks = record.get(CLASS), record.get(columns.blocks)
         texts = (_written(record.get(name), name, row) for name in (*names, session))
-        written = _written(label, CLASS, row) if isinstance(label, str) else None
+        written = _written(str(label), CLASS, row) if isinstance(label, str | int | float) else None
         yield row, *texts, written, _written(" ".join(map(str, blocks)), "", row) if isinstance(blocks, list) else None
 
 

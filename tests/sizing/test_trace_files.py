@@ -630,6 +630,14 @@ def test_classes_are_read_by_name(shape: str, tmp_path: Path) -> None:
     assert found.of_class.tolist() == [0, 1, 2, 0]
 
 
+def test_classes_that_are_numbers_are_read_in_json_too(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [{"arrival_s": second, "isl": 7, "osl": 5, "class": second % 2} for second in range(4)]
+    path.write_bytes(json_lines(rows))
+    found = read_trace_noted(path).trace
+    assert found.classes == ("0", "1") and found.of_class.tolist() == [0, 1, 0, 1]
+
+
 def test_a_column_with_too_many_values_is_no_class(tmp_path: Path) -> None:
     found = read_trace_noted(rows_of([str(number) for number in range(9)], "csv", tmp_path / "trace"))
     assert found.trace.classes == () and not len(found.trace.of_class)

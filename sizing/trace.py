@@ -86,6 +86,8 @@ class Trace:
 
     def part(self, from_s: float, until_s: float) -> Trace:
         """The requests that arrive from `from_s` to before `until_s`. Raises TraceError for fewer than two."""
+        if until_s < from_s:
+            raise TraceError(f"a window ends after it begins, not from {self.clock(from_s)} to {self.clock(until_s)}")
         first, last = np.searchsorted(self.arrival_s, (from_s, until_s))
         if last - first < 2:
             until = f" to {self.clock(until_s)}" if math.isfinite(until_s) else " on"

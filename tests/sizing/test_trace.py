@@ -69,6 +69,12 @@ def test_two_parts_are_the_whole(ms: list[int], cut_ms: int) -> None:
         first += len(expected)
 
 
+def test_a_window_that_ends_before_it_begins_is_refused() -> None:
+    trace = trace_of([each * 1000 for each in range(0, 4 * 3600, 10)])
+    with pytest.raises(TraceError, match="a window ends after it begins, not from 03:00 to 01:00"):
+        trace.window("03:00..01:00")
+
+
 @given(ARRIVALS, st.integers(2, 5), st.integers(0, 9))
 def test_a_whole_factor_is_so_many_times_the_requests_with_the_originals_among_them(
     ms: list[int], factor: int, seed: int

@@ -202,7 +202,8 @@ class Trace:
             when = datetime.fromisoformat(word)
         except ValueError:
             raise TraceError(f"--trace-window {word!r}: write all, worst-hour or FROM..TO, as in {WINDOWS}") from None
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - self.began_s
+        # began_s has a quarter of a microsecond too much or too little, which would leave out who comes on the second
+        return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - self.began_s, 6)
 
     def counts(self, every_s: float) -> NDArray[np.int64]:
         """Requests in each stretch of `every_s` seconds from 0 on, shape (stretches,)."""
@@ -265,7 +266,7 @@ def hours(trace: Trace) -> list[Hour]:
     """The trace by the hour of the clock (of its start where it has no date), hours without requests left out."""
     offset_s = trace.began_s % HOUR_S if math.isfinite(trace.began_s) else 0.0
     first_hour, last_hour = (math.floor((trace.arrival_s[place] + offset_s) / HOUR_S) for place in (0, -1))
-    ends_s = np.arange(first_hour + 1, last_hour + 2) * HOUR_S - offset_s
+    ends_s = np.round(np.arange(first_hour + 1, last_hour + 3) * HOUR_S - offset_s, 6)  # began_s is no more exact
     lasts = np.searchsorted(trace.arrival_s, ends_s)
     firsts = np.concatenate([[0], lasts[:-1]])
     return [

@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 from sizing import trace_files
 from sizing.lazy_group import missing_extra
-from sizing.trace import TraceError
+from sizing.trace import TraceError, hours
 from sizing.trace_files import FORMATS, Reading, read_trace_noted, read_traces
 from tests.sizing.trace_samples import (
     AZURE_2023,
@@ -604,6 +604,21 @@ def test_no_damage_does_more_than_one_line(data: st.DataObject, tmp_path_factory
         read_trace_noted(path)
     except TraceError as error:
         assert len(str(error)) < 300 and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("microsecond", [1, 120_034, 123_456, 777_777, 999_999])
+def test_requests_on_the_hour_are_of_that_hour_and_of_a_window_from_it(microsecond: int, tmp_path: Path) -> None:
+    """Seconds since 1970 as floating-point numbers are exact to a quarter of a microsecond only."""
+    path = tmp_path / "trace.csv"
+    times = [f"2024-05-10T13:37:21.{microsecond:06d}Z", *["2024-05-10T14:00:00Z"] * 3, *["2024-05-10T15:00:00Z"] * 2]
+    path.write_text("\n".join(["arrival_s,isl,osl", *(f"{time},7,5" for time in times), ""]))
+    trace = read_trace_noted(path).trace
+    assert [(trace.clock(each.from_s)[-5:], each.last - each.first) for each in hours(trace)] == [
+        ("13:00", 1),
+        ("14:00", 3),
+        ("15:00", 2),
+    ]
+    assert len(trace.window("2024-05-10T14:00..2024-05-10T15:00")) == 3
 
 
 # --- Classes: a column, or a file each

@@ -95,6 +95,12 @@ def drop_words(config: Any) -> None:
 
 BATCHER = "dynamic_batching {"
 
+LOADED = (
+    Case("nothing", lambda folder: None, ""),
+    Case("backend left out", replace("postprocessing", 'backend: "python"', ""), ""),
+)
+"""What Triton loads, because it completes it or does not mind."""
+
 CASES = (
     Case(
         "max_batch_size left open", replace("tensorrt_llm", "max_batch_size: 8", "max_batch_size: ${size}"), "${size}"

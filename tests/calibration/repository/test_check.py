@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.calibration.repository.broken import CASES, Case, parameter, replace
+from tests.calibration.repository.broken import CASES, LOADED, Case, parameter, replace
 from tests.calibration.repository.loader import GIVEN_UP_S, SMALL, Served
 from triton_tools.repository.builder import build_repository
 from triton_tools.repository.check import check
@@ -28,8 +28,8 @@ COMBINATIONS = list(
 EVERY = "SIZING_EVERY_REPOSITORY" in os.environ
 """All that the real server is shown takes five to ten minutes: without this variable a part of it, of every kind."""
 # the first one answers in tests/calibration/clients/test_streaming.py
-LOADED = COMBINATIONS if EVERY else COMBINATIONS[5::5]
-REFUSED = CASES if EVERY else CASES[::6]
+BUILT = COMBINATIONS if EVERY else COMBINATIONS[5::5]
+SHOWN = (*LOADED, *CASES) if EVERY else (LOADED[0], *CASES[::6])
 
 
 def given(contract: str, batching: str, policy: str, decoupled: bool) -> dict[str, Any]:
@@ -57,6 +57,19 @@ def test_a_broken_repository_is_refused_and_the_fault_named(case: Case, broken: 
     assert errors
     assert any(case.says in fault.message for fault in errors), [fault.message for fault in errors]
     assert all(fault.is_ours for fault in errors) == bool(case.ours)
+
+
+@pytest.mark.parametrize("case", LOADED, ids=lambda case: case.name)
+def test_what_triton_loads_is_not_refused(case: Case, broken: Path) -> None:
+    case.harm(broken)
+    assert [fault.message for fault in check(broken) if fault.severity == "error"] == []
+
+
+@pytest.mark.parametrize("platform", ["tensorrt_plan", "onnxruntime_onnx", "pytorch_libtorch", "tensorflow_savedmodel"])
+def test_a_platform_stands_for_its_backend(platform: str, broken: Path) -> None:
+    """tritonserver 2.51 looks for the library of the backend that the platform stands for."""
+    replace("postprocessing", 'backend: "python"', f'platform: "{platform}"')(broken)
+    assert [fault.message for fault in check(broken) if fault.severity == "error"] == []
 
 
 @pytest.mark.parametrize(("contract", "batching", "policy", "decoupled"), COMBINATIONS)
@@ -100,9 +113,8 @@ def test_the_real_server_refuses_what_we_refuse(
         row = f"| {case.name} | {named} | {theirs or 'READY'} | {case.ours} |"
         return row, bool(theirs) != (bool(ours) and not case.ours)
 
-    cases = (Case("nothing", lambda folder: None, ""), *REFUSED)
     with ThreadPoolExecutor(3) as pool:  # a server that hangs is waited for beside the others
-        rows = list(pool.map(both, enumerate(cases)))
+        rows = list(pool.map(both, enumerate(SHOWN)))
     with capsys.disabled():
         print(*(row for row, _ in rows), sep="\n", flush=True)
     differ = [row for row, is_other in rows if is_other]
@@ -110,7 +122,7 @@ def test_the_real_server_refuses_what_we_refuse(
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize(("contract", "batching", "policy", "decoupled"), LOADED)
+@pytest.mark.parametrize(("contract", "batching", "policy", "decoupled"), BUILT)
 def test_what_is_built_loads_and_answers(
     contract: str, batching: str, policy: str, decoupled: bool, tmp_path: Path
 ) -> None:

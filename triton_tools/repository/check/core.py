@@ -20,6 +20,23 @@ SHIPPED = {
     "fil",
     "vllm",
 }
+PLATFORMS = {
+    "tensorrt_plan": "tensorrt",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+FILES = {
+    "model.plan": "tensorrt",
+    "model.onnx": "onnxruntime",
+    "model.pt": "pytorch",
+    "model.graphdef": "tensorflow",
+    "model.savedmodel": "tensorflow",
+    "model.xml": "openvino",
+    "model.py": "python",
+}
+"""The backend that Triton takes if the configuration names none: that of the platform, or of the model's file."""
 
 
 def core_faults(model: ModelFolder) -> Iterator[Fault]:
@@ -37,9 +54,9 @@ def _names(model: ModelFolder) -> Iterator[Fault]:
     config = model.config
     if config.name and config.name != model.name:
         yield model.refused(f"name is {config.name!r}, but its folder is {model.name!r}: they must be the same", "name")
-    if not config.backend and not config.platform:
-        yield model.refused("neither backend nor platform is given: name one")
-    elif config.platform and config.platform != "ensemble" and not config.backend:
+    if not _backend(model) and not config.platform:
+        yield model.refused("neither backend nor platform is given, nor a file that tells: name one")
+    elif not _backend(model) and config.platform != "ensemble":
         yield model.refused(f"platform {config.platform!r} is not known here: give a backend", "platform")
     if config.backend and config.backend not in SHIPPED:
         message = f"backend {config.backend!r} is not shipped with Triton: the server must have a library of that name"
@@ -48,13 +65,24 @@ def _names(model: ModelFolder) -> Iterator[Fault]:
         yield model.refused("platform 'ensemble' and ensemble_scheduling belong together: one is missing", "platform")
 
 
+def _backend(model: ModelFolder) -> str:
+    """The backend that is given, or else the one that Triton completes; empty if there is none."""
+    config = model.config
+    if config.backend or config.platform:
+        return config.backend or PLATFORMS.get(config.platform, "")
+    if config.default_model_filename:
+        return FILES.get(config.default_model_filename, "")
+    first = min((path for path in model.path.iterdir() if path.is_dir()), default=model.path)
+    return next((backend for name, backend in FILES.items() if (first / name).exists()), "")
+
+
 def _versions(model: ModelFolder) -> Iterator[Fault]:
     config = model.config
     numbers = [path for path in model.path.iterdir() if path.is_dir() and path.name.isdigit() and path.name[0] != "0"]
     served = _served(config, sorted(int(path.name) for path in numbers))
     if not served:
         yield Fault(model.path, 0, "error", "no version folder that the version policy serves: make one, named 1")
-    if config.backend != "python":
+    if _backend(model) != "python":
         return
     program = config.default_model_filename or "model.py"
     for number in served:

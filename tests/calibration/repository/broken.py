@@ -98,6 +98,8 @@ BATCHER = "dynamic_batching {"
 LOADED = (
     Case("nothing", lambda folder: None, ""),
     Case("backend left out", replace("postprocessing", 'backend: "python"', ""), ""),
+    Case("step without a batch", edit("postprocessing", lambda c: setattr(c, "max_batch_size", 0)), ""),
+    Case("ensemble without a batch", edit("ensemble", lambda c: setattr(c, "max_batch_size", 0)), ""),
 )
 """What Triton loads, because it completes it or does not mind."""
 

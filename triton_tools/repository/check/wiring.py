@@ -12,11 +12,17 @@ from triton_tools.repository.check.faults import Fault, ModelFolder
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A tensor of the ensemble: its writer, and the type and shape that the writer declares."""
+    """A tensor of the ensemble, as its writer or a reader declares it: type, and shape without the batch dimension."""
 
     data_type: int
     dims: tuple[int, ...]
-    writer: str
+    batched: bool
+    model: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The whole shape, with the batch dimension in front if there is one."""
+        return (-1, *self.dims) if self.batched else self.dims
 
 
 def wiring_faults(ensemble: ModelFolder, models: Mapping[str, ModelFolder]) -> Iterator[Fault]:
@@ -27,8 +33,7 @@ def wiring_faults(ensemble: ModelFolder, models: Mapping[str, ModelFolder]) -> I
         yield ensemble.refused("the ensemble has no step", "ensemble_scheduling")
     wires: dict[str, Wire] = {}
     for tensor in config.input:
-        batched = bool(config.max_batch_size)
-        wires[tensor.name] = Wire(tensor.data_type, _full(tensor.dims, batched), "the ensemble's input")
+        wires[tensor.name] = _wire(tensor, config, "the ensemble's input")
     # steps run once their inputs are there, whatever their order in the file: first all writers, then the readers
     for number in range(len(steps)):
         yield from _step(ensemble, number, models)
@@ -58,7 +63,7 @@ def _step(ensemble: ModelFolder, number: int, models: Mapping[str, ModelFolder])
     if step.model_version > 0 and not (other.path / str(step.model_version)).is_dir():
         yield ensemble.refused(f"step {step.model_name!r} has no version {step.model_version}", *place)
     theirs, ours = other.config.max_batch_size, ensemble.config.max_batch_size
-    if ours > theirs:
+    if ours > theirs > 0:  # a step without a batch dimension receives the whole batch as it is
         yield ensemble.refused(
             f"max_batch_size is {ours}, but step {step.model_name!r} takes at most {theirs}", "max_batch_size"
         )
@@ -73,7 +78,7 @@ def _written(
     step = ensemble.config.ensemble_scheduling.step[number]
     other = models.get(step.model_name)
     if other is None or not other.is_read:
-        wires |= {name: Wire(0, (), step.model_name) for name in step.output_map.values()}
+        wires |= {name: Wire(0, (), False, step.model_name) for name in step.output_map.values()}
         return
     known = {tensor.name: tensor for tensor in other.config.output}
     for inner, outer in step.output_map.items():
@@ -81,11 +86,10 @@ def _written(
             message = f"step {step.model_name!r} has no output {inner!r}"
             yield _at(ensemble, number, "output_map", inner, message)
         if outer in wires:
-            message = f"tensor {outer!r} is written by {step.model_name!r} and by {wires[outer].writer}"
+            message = f"tensor {outer!r} is written by {step.model_name!r} and by {wires[outer].model}"
             yield _at(ensemble, number, "output_map", inner, message)
-        tensor = known.get(inner)
-        dims = _full(tensor.dims, bool(other.config.max_batch_size)) if tensor else ()
-        wires[outer] = Wire(tensor.data_type if tensor else 0, dims, step.model_name)
+        tensor = known.get(inner, pb.ModelOutput())
+        wires[outer] = _wire(tensor, other.config, step.model_name)
 
 
 def _read(
@@ -102,20 +106,19 @@ def _read(
         elif outer not in wires:
             message = f"step {step.model_name!r} reads {outer!r}, which nothing writes"
         else:
-            dims = _full(known[inner].dims, bool(other.config.max_batch_size))
-            message = _mismatch(outer, wires[outer], known[inner].data_type, dims, f"{step.model_name}.{inner}")
+            reader = _wire(known[inner], other.config, f"{step.model_name}.{inner}")
+            message = _mismatch(outer, wires[outer], reader)
         if message:
             yield _at(ensemble, number, "input_map", inner, message)
 
 
 def _outputs(ensemble: ModelFolder, wires: Mapping[str, Wire]) -> Iterator[Fault]:
-    batched = bool(ensemble.config.max_batch_size)
     for number, tensor in enumerate(ensemble.config.output):
         if tensor.name not in wires:
             yield ensemble.refused(f"output {tensor.name!r}: no step writes it", "output", number)
             continue
-        dims = _full(tensor.dims, batched)
-        message = _mismatch(tensor.name, wires[tensor.name], tensor.data_type, dims, "the ensemble's output")
+        reader = _wire(tensor, ensemble.config, "the ensemble's output")
+        message = _mismatch(tensor.name, wires[tensor.name], reader)
         if message:
             yield ensemble.refused(message, "output", number)
 
@@ -145,20 +148,22 @@ def _circles(ensemble: ModelFolder, wires: Mapping[str, Wire]) -> Iterator[Fault
         yield ensemble.refused(message, "ensemble_scheduling", 0, "step", number)
 
 
-def _mismatch(name: str, wire: Wire, data_type: int, dims: tuple[int, ...], reader: str) -> str:
+def _wire(tensor: pb.ModelInput | pb.ModelOutput, config: pb.ModelConfig, model: str) -> Wire:
+    return Wire(tensor.data_type, tuple(tensor.dims), bool(config.max_batch_size), model)
+
+
+def _mismatch(name: str, writer: Wire, reader: Wire) -> str:
     """How the reader and the writer of a tensor differ; empty if they agree, or if one of them is unknown."""
-    if not wire.data_type or not data_type:
+    if not writer.data_type or not reader.data_type:
         return ""
-    if wire.data_type != data_type:
-        names = [pb.DataType.Name(number).removeprefix("TYPE_") for number in (wire.data_type, data_type)]
-        return f"tensor {name!r}: {wire.writer} writes {names[0]}, {reader} takes {names[1]}"
-    fits = len(wire.dims) == len(dims) and all(
-        -1 in pair or pair[0] == pair[1] for pair in zip(wire.dims, dims, strict=True)
-    )
-    return "" if fits else f"tensor {name!r}: {wire.writer} writes {list(wire.dims)}, {reader} takes {list(dims)}"
+    if writer.data_type != reader.data_type:
+        names = [pb.DataType.Name(wire.data_type).removeprefix("TYPE_") for wire in (writer, reader)]
+        return f"tensor {name!r}: {writer.model} writes {names[0]}, {reader.model} takes {names[1]}"
+    # as Triton compares them: a model with a batch dimension may meet one without, in either way of counting
+    if _fits(writer.dims, reader.dims) or _fits(writer.shape, reader.shape):
+        return ""
+    return f"tensor {name!r}: {writer.model} writes {list(writer.shape)}, {reader.model} takes {list(reader.shape)}"
 
 
-def _full(dims: object, batched: bool) -> tuple[int, ...]:
-    """The whole shape, with the batch dimension in front if there is one."""
-    sizes = tuple(int(size) for size in dims)  # type: ignore[attr-defined]
-    return (-1, *sizes) if batched else sizes
+def _fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return len(one) == len(other) and all(-1 in pair or pair[0] == pair[1] for pair in zip(one, other, strict=True))

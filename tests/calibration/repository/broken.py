@@ -93,6 +93,11 @@ def drop_words(config: Any) -> None:
     config.input.extend(left)
 
 
+def second_version(folder: Path) -> None:
+    """The policy serves the newest version alone."""
+    shutil.copytree(folder / "preprocessing" / "1", folder / "preprocessing" / "2")
+
+
 BATCHER = "dynamic_batching {"
 
 LOADED = (
@@ -170,6 +175,7 @@ CASES = (
     ),
     Case("step unknown", step(0, lambda one: setattr(one, "model_name", "pre")), "no such model"),
     Case("step version", step(0, lambda one: setattr(one, "model_version", 4)), "no version 4"),
+    Case("older version", both(second_version, step(0, lambda one: setattr(one, "model_version", 1))), "no version 1"),
     Case("no step", edit("ensemble", lambda c: c.ensemble_scheduling.ClearField("step")), "no step"),
     Case("input unknown", step(0, lambda one: one.input_map.update({"QUESTION": "text_input"})), "no input 'QUESTION'"),
     Case("output unknown", step(0, lambda one: one.output_map.update({"IDS": "_IDS"})), "no output 'IDS'"),

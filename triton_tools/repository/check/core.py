@@ -78,8 +78,7 @@ def _backend(model: ModelFolder) -> str:
 
 def _versions(model: ModelFolder) -> Iterator[Fault]:
     config = model.config
-    numbers = [path for path in model.path.iterdir() if path.is_dir() and path.name.isdigit() and path.name[0] != "0"]
-    served = _served(config, sorted(int(path.name) for path in numbers))
+    served = served_versions(model)
     if not served:
         yield Fault(model.path, 0, "error", "no version folder that the version policy serves: make one, named 1")
     if _backend(model) != "python":
@@ -90,8 +89,11 @@ def _versions(model: ModelFolder) -> Iterator[Fault]:
             yield Fault(model.path / str(number), 0, "error", f"no {program}: the Python backend has nothing to run")
 
 
-def _served(config: pb.ModelConfig, versions: list[int]) -> list[int]:
-    policy = config.version_policy
+def served_versions(model: ModelFolder) -> list[int]:
+    """The version folders that the version policy serves."""
+    numbers = [path for path in model.path.iterdir() if path.is_dir() and path.name.isdigit() and path.name[0] != "0"]
+    versions = sorted(int(path.name) for path in numbers)
+    policy = model.config.version_policy
     if policy.HasField("all"):
         return versions
     if policy.HasField("specific"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from triton_tools.repository.check.core import served_versions
 from triton_tools.repository.check.faults import Fault, ModelFolder
 
 
@@ -60,8 +61,8 @@ def _step(ensemble: ModelFolder, number: int, models: Mapping[str, ModelFolder])
     if not other.is_read:
         yield ensemble.refused(f"step {step.model_name!r}: its configuration cannot be read", *place)
         return
-    if step.model_version > 0 and not (other.path / str(step.model_version)).is_dir():
-        yield ensemble.refused(f"step {step.model_name!r} has no version {step.model_version}", *place)
+    if step.model_version > 0 and step.model_version not in served_versions(other):
+        yield ensemble.refused(f"step {step.model_name!r} serves no version {step.model_version}", *place)
     theirs, ours = other.config.max_batch_size, ensemble.config.max_batch_size
     if ours > theirs > 0:  # a step without a batch dimension receives the whole batch as it is
         yield ensemble.refused(

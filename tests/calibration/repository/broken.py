@@ -104,6 +104,14 @@ LOADED = (
     Case("nothing", lambda folder: None, ""),
     Case("backend left out", replace("postprocessing", 'backend: "python"', ""), ""),
     Case("step without a batch", edit("postprocessing", lambda c: setattr(c, "max_batch_size", 0)), ""),
+    Case(
+        "ragged without a batch",
+        both(
+            edit("postprocessing", lambda c: setattr(c, "max_batch_size", 0)),
+            edit("postprocessing", lambda c: setattr(c.input[0], "allow_ragged_batch", True)),
+        ),
+        "",
+    ),
     Case("ensemble without a batch", edit("ensemble", lambda c: setattr(c, "max_batch_size", 0)), ""),
 )
 """What Triton loads, because it completes it or does not mind."""

@@ -159,10 +159,6 @@ def _batching(model: ModelFolder) -> Iterator[Fault]:
     config = model.config
     if config.max_batch_size < 0:
         yield model.refused(f"max_batch_size is {config.max_batch_size}: it cannot be negative", "max_batch_size")
-    for tensor in config.input:
-        if tensor.allow_ragged_batch and not config.max_batch_size:
-            yield model.refused(f"input {tensor.name!r} is ragged, but max_batch_size is 0", "max_batch_size")
-            return
 
 
 def _queue(model: ModelFolder) -> Iterator[Fault]:

@@ -98,6 +98,13 @@ def second_version(folder: Path) -> None:
     shutil.copytree(folder / "preprocessing" / "1", folder / "preprocessing" / "2")
 
 
+def reshaped(outside: list[int], inside: list[int]) -> Harm:
+    """An optional input that the model sees in another shape than clients."""
+    mood = pb.ModelInput(name="MOOD", data_type=pb.TYPE_INT32, dims=outside, optional=True)
+    mood.reshape.shape.extend(inside)
+    return edit("preprocessing", lambda config: config.input.append(mood))
+
+
 BATCHER = "dynamic_batching {"
 
 LOADED = (
@@ -131,6 +138,12 @@ CASES = (
     Case("dims 0", dims("preprocessing", "QUERY", 0), "at least 1"),
     Case("dims -2", dims("postprocessing", "OUTPUT", -2), "at least 1"),
     Case("reshape of another size", dims("tensorrt_llm", "end_id", 2), "differ in size"),
+    Case("reshape across -1", reshaped([2, -1, 2], [4, -1]), "differ in size"),
+    Case("reshape to 0", reshaped([1], [0]), "reshape holds [0]"),
+    Case("format of one dimension", edit("preprocessing", lambda c: setattr(c.input[0], "format", 1)), "needs 3 dims"),
+    Case(
+        "shape tensor", edit("preprocessing", lambda c: setattr(c.input[0], "is_shape_tensor", True)), "shape tensors"
+    ),
     Case("name is not the folder's", replace("postprocessing", '"postprocessing"', '"post"'), "must be the same"),
     Case("no backend", replace("postprocessing", 'backend: "python"', 'backend: "phyton"'), "phyton"),
     Case("no version", lambda folder: shutil.rmtree(folder / "ensemble" / "1"), "no version"),
@@ -178,6 +191,20 @@ CASES = (
     ),
     Case("negative count", replace("preprocessing", "count: 1", "count: -1"), "count is -1", "Triton uses 1"),
     Case("CPU with GPUs", replace("preprocessing", "count: 1", "count: 1 gpus: 0"), "lists gpus"),
+    Case("model with GPUs", replace("preprocessing", "kind: KIND_CPU", "kind: KIND_MODEL gpus: 0"), "KIND_MODEL lists"),
+    Case("profile", replace("preprocessing", "count: 1", 'count: 1 profile: "0"'), "only TensorRT has profiles"),
+    Case(
+        "cache of a stream",
+        edit("tensorrt_llm", lambda c: setattr(c.response_cache, "enable", True)),
+        "decoupled model cannot",
+    ),
+    Case(
+        "cache of sequences",
+        replace(
+            "preprocessing", "instance_group", "sequence_batching { } response_cache { enable: true } instance_group"
+        ),
+        "sequence_batching cannot",
+    ),
     Case(
         "instances of an ensemble", edit("ensemble", lambda c: c.instance_group.add(count=1)), "cannot have an instance"
     ),

@@ -129,12 +129,23 @@ def _dims(model: ModelFolder, side: str, number: int) -> Iterator[Fault]:
             )
     if tensor.HasField("reshape"):
         yield from _reshape(model, side, number)
+    if side == "input" and tensor.format and len(tensor.dims) != 3:
+        yield model.refused(f"input {tensor.name!r}: a format needs 3 dims", side, number, "format")
+    if tensor.is_shape_tensor and _backend(model) != "tensorrt":
+        yield model.refused(f"{side} {tensor.name!r}: only TensorRT has shape tensors", side, number, "is_shape_tensor")
 
 
 def _reshape(model: ModelFolder, side: str, number: int) -> Iterator[Fault]:
     tensor = getattr(model.config, side)[number]
     shape = list(tensor.reshape.shape)
-    if _size(list(tensor.dims)) != _size(shape):
+    if any(size < 1 and size != -1 for size in shape):
+        yield model.refused(
+            f"{side} {tensor.name!r}: reshape holds {shape}; a dimension is at least 1, or -1 for any",
+            side,
+            number,
+            "reshape",
+        )
+    elif _size(list(tensor.dims)) != _size(shape):
         yield model.refused(
             f"{side} {tensor.name!r}: dims {list(tensor.dims)} and reshape {shape} differ in size",
             side,
@@ -147,18 +158,25 @@ def _reshape(model: ModelFolder, side: str, number: int) -> Iterator[Fault]:
         )
 
 
-def _size(dims: list[int]) -> tuple[int, int]:
-    """The product of the fixed dimensions, and the number of variable ones."""
-    size = 1
+def _size(dims: list[int]) -> list[int]:
+    """The products of the fixed dimensions before, between and after the variable ones."""
+    sizes = [1]
     for dim in dims:
-        size *= dim if dim > 0 else 1
-    return size, sum(dim == -1 for dim in dims)
+        if dim == -1:
+            sizes.append(1)
+        else:
+            sizes[-1] *= dim
+    return sizes
 
 
 def _batching(model: ModelFolder) -> Iterator[Fault]:
     config = model.config
     if config.max_batch_size < 0:
         yield model.refused(f"max_batch_size is {config.max_batch_size}: it cannot be negative", "max_batch_size")
+    if config.response_cache.enable and config.model_transaction_policy.decoupled:
+        yield model.refused("a decoupled model cannot have a response_cache", "response_cache")
+    if config.response_cache.enable and config.HasField("sequence_batching"):
+        yield model.refused("a model with sequence_batching cannot have a response_cache", "response_cache")
 
 
 def _queue(model: ModelFolder) -> Iterator[Fault]:
@@ -209,5 +227,8 @@ def _instances(model: ModelFolder) -> Iterator[Fault]:
             yield model.wrong(
                 f"instance_group count is {group.count}: Triton uses 1", "instance_group", number, "count"
             )
-        if group.kind == pb.ModelInstanceGroup.KIND_CPU and group.gpus:
-            yield model.refused("instance_group of KIND_CPU lists gpus", "instance_group", number, "gpus")
+        if group.kind in (pb.ModelInstanceGroup.KIND_CPU, pb.ModelInstanceGroup.KIND_MODEL) and group.gpus:
+            kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
+            yield model.refused(f"instance_group of {kind} lists gpus", "instance_group", number, "gpus")
+        if group.profile and _backend(model) != "tensorrt":
+            yield model.refused("only TensorRT has profiles", "instance_group", number, "profile")

@@ -105,6 +105,15 @@ def reshaped(outside: list[int], inside: list[int]) -> Harm:
     return edit("preprocessing", lambda config: config.input.append(mood))
 
 
+def control(name: str, kind: str, values: str) -> str:
+    return f'control_input {{ name: "{name}" control {{ kind: CONTROL_SEQUENCE_{kind} {values} }} }}'
+
+
+def sequences(*inside: str) -> Harm:
+    return replace("preprocessing", "instance_group", f"sequence_batching {{ {' '.join(inside)} }} instance_group")
+
+
+YES = "int32_false_true: [0, 1]"
 BATCHER = "dynamic_batching {"
 
 LOADED = (
@@ -119,6 +128,7 @@ LOADED = (
         ),
         "",
     ),
+    Case("controls", sequences(control("C", "CORRID", "data_type: TYPE_STRING"), control("S", "START", YES)), ""),
     Case("ensemble without a batch", edit("ensemble", lambda c: setattr(c, "max_batch_size", 0)), ""),
 )
 """What Triton loads, because it completes it or does not mind."""
@@ -189,6 +199,19 @@ CASES = (
         ),
         "DELAY",
     ),
+    Case(
+        "sequence preferred",
+        sequences("oldest { max_candidate_sequences: 4 preferred_batch_size: 9 }"),
+        "between 1 and",
+    ),
+    Case("utilization", sequences("direct { minimum_slot_utilization: 1.5 }"), "between 0 and 1"),
+    Case("control without values", sequences(control("S", "START", "")), "with two values"),
+    Case("control of one value", sequences(control("S", "START", "int32_false_true: 0")), "with two values"),
+    Case("control of two lists", sequences(control("S", "READY", f"fp32_false_true: [0, 1] {YES}")), "with two values"),
+    Case("control twice", sequences(control("S", "START", YES), control("T", "START", YES)), "START is given twice"),
+    Case("control name twice", sequences(control("S", "START", YES), control("S", "END", YES)), "name of its own"),
+    Case("control without a name", sequences(control("", "START", YES)), "name of its own"),
+    Case("correlation id", sequences(control("C", "CORRID", "data_type: TYPE_FP32")), "CORRID needs"),
     Case("negative count", replace("preprocessing", "count: 1", "count: -1"), "count is -1", "Triton uses 1"),
     Case("CPU with GPUs", replace("preprocessing", "count: 1", "count: 1 gpus: 0"), "lists gpus"),
     Case("model with GPUs", replace("preprocessing", "kind: KIND_CPU", "kind: KIND_MODEL gpus: 0"), "KIND_MODEL lists"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from triton_tools.batcher.pbtxt import FALSE_TRUE
 from triton_tools.repository.check.faults import Fault, ModelFolder
 
 SHIPPED = {
@@ -37,6 +38,7 @@ FILES = {
     "model.py": "python",
 }
 """The backend that Triton takes if the configuration names none: that of the platform, or of the model's file."""
+CORRELATION_IDS = (pb.TYPE_UINT64, pb.TYPE_INT64, pb.TYPE_UINT32, pb.TYPE_INT32, pb.TYPE_STRING)
 
 
 def core_faults(model: ModelFolder) -> Iterator[Fault]:
@@ -47,6 +49,7 @@ def core_faults(model: ModelFolder) -> Iterator[Fault]:
         yield from _tensors(model, side)
     yield from _batching(model)
     yield from _queue(model)
+    yield from _sequences(model)
     yield from _instances(model)
 
 
@@ -184,14 +187,7 @@ def _queue(model: ModelFolder) -> Iterator[Fault]:
     if not config.HasField(at):
         return
     batcher = config.dynamic_batching
-    for size in batcher.preferred_batch_size:
-        if not 0 < size <= max(config.max_batch_size, 0):
-            yield model.refused(
-                f"preferred_batch_size {size} must lie between 1 and max_batch_size ({config.max_batch_size})",
-                at,
-                0,
-                "preferred_batch_size",
-            )
+    yield from _preferred(model, batcher.preferred_batch_size, at, 0, "preferred_batch_size")
     levels = batcher.priority_levels
     if levels and not 1 <= batcher.default_priority_level <= levels:
         yield model.refused(
@@ -205,6 +201,37 @@ def _queue(model: ModelFolder) -> Iterator[Fault]:
         if levels and not 1 <= level <= levels:
             yield model.refused(f"priority_queue_policy for level {level}: there are {levels} levels", at)
     yield from _ordering(model)
+
+
+def _preferred(model: ModelFolder, sizes: Iterable[int], *steps: str | int) -> Iterator[Fault]:
+    most = model.config.max_batch_size
+    for size in sizes:
+        if not 0 < size <= max(most, 0):
+            yield model.refused(f"preferred_batch_size {size} must lie between 1 and max_batch_size ({most})", *steps)
+
+
+def _sequences(model: ModelFolder) -> Iterator[Fault]:
+    batcher, at = model.config.sequence_batching, "sequence_batching"
+    yield from _preferred(model, batcher.oldest.preferred_batch_size, at, 0, "oldest", 0, "preferred_batch_size")
+    if not 0 <= batcher.direct.minimum_slot_utilization <= 1:
+        yield model.refused("minimum_slot_utilization must lie between 0 and 1", at, 0, "direct")
+    names = [given.name for given in batcher.control_input]
+    if "" in names or len(set(names)) < len(names):
+        yield model.refused("every control_input needs a name of its own", at, 0, "control_input")
+    seen: set[int] = set()
+    for number, given in enumerate(batcher.control_input):
+        for control in given.control:
+            kind = pb.ModelSequenceBatching.Control.Kind.Name(control.kind)
+            lists = [len(getattr(control, field)) for field in FALSE_TRUE if getattr(control, field)]
+            place = (at, 0, "control_input", number)
+            if control.kind in seen:
+                yield model.refused(f"{kind} is given twice", *place)
+            seen.add(control.kind)
+            if control.kind == pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID:
+                if lists or control.data_type not in CORRELATION_IDS:
+                    yield model.refused(f"{kind} needs a data_type of whole numbers or STRING alone", *place)
+            elif lists != [2]:
+                yield model.refused(f"{kind} needs one of {', '.join(FALSE_TRUE)}, with two values", *place)
 
 
 def _ordering(model: ModelFolder) -> Iterator[Fault]:

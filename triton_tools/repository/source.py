@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -72,6 +73,11 @@ def _line_of_key(place: Place, name: str, key: str) -> int:
     return place.line
 
 
+def named(enum: Any, number: int) -> str:
+    """The name of an enum's value, or its number: proto3 accepts numbers without a name."""
+    return str(enum.Name(number)) if number in enum.values() else str(number)
+
+
 def read_source(path: Path) -> Source:
     """Read a config.pbtxt with Triton's schema; for a text that does not fit it, the Source has a `problem`.
 
@@ -86,6 +92,8 @@ def read_source(path: Path) -> Source:
         at = error.GetLine() or 1
         problem = str(error).partition(" : ")[2] or str(error)
         return Source(path, config, Place("", 1), problem, at)
+    except (ValueError, RecursionError) as error:  # an enum's number of more than 32 bits, braces without end
+        return Source(path, config, Place("", 1), str(error), 1)
     return Source(path, config, places(text))
 
 

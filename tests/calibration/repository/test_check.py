@@ -92,6 +92,23 @@ def test_the_line_is_that_of_the_fault(broken: Path) -> None:
     assert policy + 2 in {fault.line for fault in check(broken)}
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("TYPE_STRING", "99", "99, which is STRING"),
+        ("TYPE_STRING", "99999999999", "out of range"),
+        (
+            "instance_group",
+            "sequence_batching { control_input { name: 'S' control { kind: 9 } } } instance_group",
+            "9 needs",
+        ),
+    ],
+)
+def test_a_number_that_no_enum_has_is_a_fault(old: str, new: str, says: str, broken: Path) -> None:
+    replace("preprocessing", old, new)(broken)
+    assert any(says in fault.message for fault in check(broken))
+
+
 @pytest.mark.triton
 @pytest.mark.timeout(1200)
 def test_the_real_server_refuses_what_we_refuse(

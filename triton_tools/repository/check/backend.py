@@ -11,6 +11,7 @@ from triton_tools.repository import legal
 from triton_tools.repository.check.faults import Fault, ModelFolder
 from triton_tools.repository.contracts import CONTRACTS, V05, V08, Contract
 from triton_tools.repository.options import forced_policy
+from triton_tools.repository.source import named
 
 
 def contract_of(models: Mapping[str, ModelFolder]) -> Contract | None:
@@ -88,7 +89,7 @@ def _tensors(model: ModelFolder, published: Model, contract: Contract) -> Iterat
 
 def _difference(tensor: Tensor, found: pb.ModelInput | pb.ModelOutput) -> str:
     """How a declared tensor differs from the published one in what clients and other models rely on."""
-    name = pb.DataType.Name(found.data_type).removeprefix("TYPE_")
+    name = named(pb.DataType, found.data_type).removeprefix("TYPE_")
     if name != tensor.data_type:
         return f"{name}, which is {tensor.data_type}"
     if tuple(found.dims) != tensor.dims:

@@ -8,6 +8,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from triton_tools.batcher.pbtxt import FALSE_TRUE
 from triton_tools.repository.check.faults import Fault, ModelFolder
+from triton_tools.repository.source import named
 
 SHIPPED = {
     "python",
@@ -221,7 +222,7 @@ def _sequences(model: ModelFolder) -> Iterator[Fault]:
     seen: set[int] = set()
     for number, given in enumerate(batcher.control_input):
         for control in given.control:
-            kind = pb.ModelSequenceBatching.Control.Kind.Name(control.kind)
+            kind = named(pb.ModelSequenceBatching.Control.Kind, control.kind)
             lists = [len(getattr(control, field)) for field in FALSE_TRUE if getattr(control, field)]
             place = (at, 0, "control_input", number)
             if control.kind in seen:

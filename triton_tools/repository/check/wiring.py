@@ -9,6 +9,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from triton_tools.repository.check.core import served_versions
 from triton_tools.repository.check.faults import Fault, ModelFolder
+from triton_tools.repository.source import named
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def _mismatch(name: str, writer: Wire, reader: Wire) -> str:
     if not writer.data_type or not reader.data_type:
         return ""
     if writer.data_type != reader.data_type:
-        names = [pb.DataType.Name(wire.data_type).removeprefix("TYPE_") for wire in (writer, reader)]
+        names = [named(pb.DataType, wire.data_type).removeprefix("TYPE_") for wire in (writer, reader)]
         return f"tensor {name!r}: {writer.model} writes {names[0]}, {reader.model} takes {names[1]}"
     # as Triton compares them: a model with a batch dimension may meet one without, in either way of counting
     if _fits(writer.dims, reader.dims) or _fits(writer.shape, reader.shape):

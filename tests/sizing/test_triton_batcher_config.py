@@ -66,7 +66,10 @@ def test_a_folder_names_a_model_without_a_name(tmp_path: Path) -> None:
         ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 0 }", "preferred_batch_size 0"),
         ("dynamic_batching { priority_levels: 2 }", "default_priority_level must be from 1 to priority_levels, 2"),
         ("dynamic_batching { priority_levels: 2 default_priority_level: 3 }", "got 3"),
-        ("dynamic_batching { priority_queue_policy { key: 1 value { } } }", "priority_queue_policy 1"),
+        (
+            "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 } }",
+            "priority_queue_policy 3",
+        ),
         (
             "dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
             "one priority level",
@@ -102,6 +105,16 @@ def test_what_triton_would_not_load_is_refused_in_one_line(text: str, says: str,
         read_config(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_without_levels_their_policies_mean_nothing() -> None:
+    """Triton 2.51 loads such a model, and creates the queue of the default policy alone."""
+    dynamic = parse_config(
+        "dynamic_batching { default_priority_level: 1 priority_queue_policy { key: 1 value { max_queue_size: 3 } } }"
+    ).dynamic
+    assert dynamic is not None
+    assert dynamic.policy_of(dynamic.level_of(1)) == QueuePolicy()
+    assert dynamic.prefetches
 
 
 def test_a_configuration_without_end_is_refused() -> None:

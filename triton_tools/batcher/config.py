@@ -60,8 +60,8 @@ class DynamicBatching:
         return priority if 1 <= priority <= self.priority_levels else self.default_priority
 
     def policy_of(self, level: int) -> QueuePolicy:
-        """The queue policy of a level."""
-        return dict(self.level_policies).get(level, self.policy)
+        """The queue policy of a level; without levels, the default for all."""
+        return dict(self.level_policies).get(level, self.policy) if self.priority_levels else self.policy
 
     @property
     def prefetches(self) -> bool:
@@ -156,7 +156,7 @@ def _check_levels(batching: DynamicBatching) -> None:
             f"got {batching.default_priority}"
         )
     for level, _ in batching.level_policies:
-        if not 1 <= level <= levels:
+        if levels and not 1 <= level <= levels:
             raise ScenarioError(f"dynamic_batching.priority_queue_policy {level}: there are levels 1 to {levels}")
 
 

@@ -48,6 +48,15 @@ def test_without_a_batcher_every_request_is_an_execution() -> None:
     assert [batch.start_ns for batch in outcome.batches] == [0, 10_000_000, 20_000_000]
 
 
+@pytest.mark.parametrize("given", ['backend: "onnxruntime"', 'platform: "tensorrt_plan"', 'backend: "tensorflow"'])
+def test_some_backends_complete_the_dynamic_batcher(given: str) -> None:
+    """As their sources do (AutoCompleteConfig): for batches above 1, unless a scheduler is given."""
+    assert parse_config(f"{given} max_batch_size: 8").dynamic == DynamicBatching()
+    assert parse_config(f"{given} max_batch_size: 1").dynamic is None
+    assert parse_config(f"{given} max_batch_size: 8 sequence_batching {{ }}").dynamic is None
+    assert parse_config('backend: "python" max_batch_size: 8').dynamic is None
+
+
 def test_the_defaults_of_the_sequence_batcher() -> None:
     assert parse_config("sequence_batching { }").sequence == SequenceBatching("direct", 1_000_000)
 

@@ -32,6 +32,16 @@ MOST_BYTES = 1_000_000
 BACKSLASHES = 200 * "\\"
 SCHEMA = Path(__file__).with_name("model_config.pb")
 STRATEGY_PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
+PLATFORMS = {
+    "tensorrt_plan": "tensorrt",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+"""The backend that Triton takes if only the platform is given."""
+BATCHED = ("tensorrt", "onnxruntime", "tensorflow")
+"""Backends that complete a configuration without a scheduler by the default dynamic batcher."""
 FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
 
 
@@ -72,6 +82,9 @@ policy=QueuePolicy(timeout_action='REJECT', timeout_us=0, allow_override=False, 
     except (text_format.ParseError, ValueError, RecursionError) as error:
         # an enum's number of more than 32 bits raises ValueError
         raise ScenarioError(f"not a model configuration: {error}") from error
+    backend = config.backend or PLATFORMS.get(config.platform, "")
+    if config.max_batch_size > 1 and backend in BATCHED and not config.WhichOneof("scheduling_choice"):
+        config.dynamic_batching.SetInParent()
     strategy = config.parameters[STRATEGY_PARAMETER].string_value if STRATEGY_PARAMETER in config.parameters else ""
     return ModelBatching(
         name=config.name or name,

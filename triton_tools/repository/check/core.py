@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from triton_tools.batcher.pbtxt import FALSE_TRUE
+from triton_tools.batcher.pbtxt import FALSE_TRUE, PLATFORMS
 from triton_tools.repository.check.faults import Fault, ModelFolder
 from triton_tools.repository.source import named
 
@@ -22,13 +22,6 @@ SHIPPED = {
     "fil",
     "vllm",
 }
-PLATFORMS = {
-    "tensorrt_plan": "tensorrt",
-    "onnxruntime_onnx": "onnxruntime",
-    "pytorch_libtorch": "pytorch",
-    "tensorflow_graphdef": "tensorflow",
-    "tensorflow_savedmodel": "tensorflow",
-}
 FILES = {
     "model.plan": "tensorrt",
     "model.onnx": "onnxruntime",
@@ -38,7 +31,7 @@ FILES = {
     "model.xml": "openvino",
     "model.py": "python",
 }
-"""The backend that Triton takes if the configuration names none: that of the platform, or of the model's file."""
+"""The backend that Triton takes by the model's file if the configuration names neither backend nor platform."""
 CORRELATION_IDS = (pb.TYPE_UINT64, pb.TYPE_INT64, pb.TYPE_UINT32, pb.TYPE_INT32, pb.TYPE_STRING)
 
 

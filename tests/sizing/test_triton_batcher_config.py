@@ -57,6 +57,16 @@ def test_some_backends_complete_the_dynamic_batcher(given: str) -> None:
     assert parse_config('backend: "python" max_batch_size: 8').dynamic is None
 
 
+def test_a_group_on_the_cpu_has_two_instances_for_some_backends() -> None:
+    """Triton's SetDefaultInstanceCount; other backends, kinds and counts as they are written."""
+    group = "instance_group { kind: KIND_CPU }"
+    assert parse_config(f'backend: "onnxruntime" {group}').instances == 2
+    assert parse_config(f'platform: "tensorflow_graphdef" {group} {group}').instances == 4
+    assert parse_config(f'backend: "python" {group}').instances == 1
+    assert parse_config('backend: "onnxruntime" instance_group { kind: KIND_GPU }').instances == 1
+    assert parse_config('backend: "onnxruntime" instance_group { kind: KIND_CPU count: 1 }').instances == 1
+
+
 def test_the_defaults_of_the_sequence_batcher() -> None:
     assert parse_config("sequence_batching { }").sequence == SequenceBatching("direct", 1_000_000)
 

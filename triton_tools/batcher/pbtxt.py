@@ -89,8 +89,7 @@ policy=QueuePolicy(timeout_action='REJECT', timeout_us=0, allow_override=False, 
     return ModelBatching(
         name=config.name or name,
         max_batch_size=config.max_batch_size,
-        # a group without a count has one instance (on each of its GPUs)
-        instances=sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group) or 1,
+        instances=sum(_instances(group, backend) for group in config.instance_group) or 1,
         dynamic=_dynamic(config.dynamic_batching) if config.HasField("dynamic_batching") else None,
         sequence=_sequence(config.sequence_batching) if config.HasField("sequence_batching") else None,
         strategy_path=strategy,
@@ -104,6 +103,12 @@ def model_config_class() -> type[Any]:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(schema)
     return cast("type[Any]", message_factory.GetMessageClass(pool.FindMessageTypeByName("inference.ModelConfig")))
+
+
+def _instances(group: Any, backend: str) -> int:
+    """Instances of a group on all of its GPUs; without a count there is one, or two on the CPU for some backends."""
+    on_cpu = group.kind == group.KIND_CPU and backend in ("onnxruntime", "tensorflow")
+    return (group.count if group.count > 0 else 1 + on_cpu) * max(1, len(group.gpus))
 
 
 def _policy(message: Any) -> QueuePolicy:

@@ -98,6 +98,7 @@ def test_a_folder_names_a_model_without_a_name(tmp_path: Path) -> None:
             "{ timeout_action: DELAY default_timeout_microseconds: 1 } }",
             "timeout_action DELAY",
         ),
+        ('platform: "ensemble" ensemble_scheduling { }', "simulate the models of its steps"),
         ("max_batch_size: -1", "max_batch_size must be 0 or more"),
         ("dynamic_batching { preferred: 5 }", '1:20 : Message type .* has no field named "preferred"'),
         ("dynamic_batching {", "not a model configuration"),

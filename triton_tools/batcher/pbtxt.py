@@ -82,6 +82,8 @@ policy=QueuePolicy(timeout_action='REJECT', timeout_us=0, allow_override=False, 
     except (text_format.ParseError, ValueError, RecursionError) as error:
         # an enum's number of more than 32 bits raises ValueError
         raise ScenarioError(f"not a model configuration: {error}") from error
+    if config.HasField("ensemble_scheduling"):
+        raise ScenarioError("an ensemble runs nothing itself: simulate the models of its steps")
     backend = config.backend or PLATFORMS.get(config.platform, "")
     if config.max_batch_size > 1 and backend in BATCHED and not config.WhichOneof("scheduling_choice"):
         config.dynamic_batching.SetInParent()

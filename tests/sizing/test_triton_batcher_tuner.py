@@ -83,6 +83,14 @@ def test_a_size_with_a_kernel_of_its_own_stands_out() -> None:
     assert standing_out(ServiceTimes(0.008, 0.001), 64) == ()
 
 
+@pytest.mark.parametrize("size", [1, 8, 64])
+def test_the_largest_rate_is_found_far_below_the_capacity(size: int) -> None:
+    """A request waits more than the 1 ms left if another came in the 8 ms before: 5 % do at ln(1/0.95)/8 ms, 6.4/s."""
+    load = Load(0.1, Limit("e2e", 95, 0.010))
+    edge = largest_rate(Setting(1, size), parse_service_times(LAW).of(1), load, meets_at=0.1)
+    assert edge == pytest.approx(np.log(1 / 0.95) / 0.008, rel=0.1)
+
+
 def test_the_largest_rate_is_at_the_edge_of_the_budget() -> None:
     setting, service, load = Setting(1, 16), ServiceTimes(0.008, 0.001), Load(100, BUDGET)
     edge = largest_rate(setting, service, load, meets_at=100)

@@ -50,6 +50,14 @@ class Queueing:
         for size in self.preferred_batch_sizes:
             if not 1 <= size <= LARGEST:
                 raise RepositoryError(f"preferred_batch_sizes must be from 1 to {LARGEST}, got {quoted(size)}")
+        levels = self.priority_levels
+        if levels and not 1 <= self.default_priority_level <= levels:
+            given = self.default_priority_level
+            raise RepositoryError(f"default_priority_level must be from 1 to priority_levels ({levels}), got {given}")
+        if self.preserve_ordering and levels > 1:
+            raise RepositoryError(f"preserve_ordering allows one of priority_levels, got {levels}")
+        if self.preserve_ordering and self.timeout_us and self.timeout_action == "DELAY":
+            raise RepositoryError("preserve_ordering excludes the timeout_action DELAY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,11 @@ class Options:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= LARGEST:
                 raise RepositoryError(f"{name} must be from 1 to {LARGEST}, got {quoted(value)}")
+        largest = max(self.queueing.preferred_batch_sizes, default=0)
+        if largest > self.max_batch_size:
+            raise RepositoryError(f"preferred_batch_sizes must be at most max_batch_size, got {quoted(largest)}")
+        if any(number < 0 for number in self.gpu_device_ids):
+            raise RepositoryError(f"gpu_device_ids must be 0 or more, got {quoted(min(self.gpu_device_ids))}")
         fraction = self.kv_cache_free_gpu_mem_fraction
         if fraction is not None and not 0.0 < fraction <= 1.0:
             raise RepositoryError(f"kv_cache_free_gpu_mem_fraction must be above 0 and at most 1, got {fraction}")

@@ -176,6 +176,30 @@ def test_a_wrong_option_is_one_line(wrong: dict[str, object], names: str) -> Non
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("queue", "says"),
+    [
+        ({"priority_levels": 2}, "default_priority_level must be from 1 to"),
+        ({"priority_levels": 2, "default_priority_level": 3}, "got 3"),
+        (
+            {"priority_levels": 2, "default_priority_level": 1, "preserve_ordering": True},
+            "preserve_ordering allows one",
+        ),
+        ({"preserve_ordering": True, "timeout_us": 5, "timeout_action": "DELAY"}, "excludes the timeout_action DELAY"),
+        ({"preferred_batch_sizes": (256,)}, "at most max_batch_size, got 256"),
+    ],
+)
+def test_a_queue_that_triton_refuses_is_not_built(queue: dict[str, Any], says: str) -> None:
+    """Triton's messages on the same configurations are in the table of docs/repositories.md."""
+    with pytest.raises(RepositoryError, match=says):
+        Options(**BASE, queueing=Queueing(**queue))
+
+
+def test_a_gpu_has_no_negative_number() -> None:
+    with pytest.raises(RepositoryError, match="gpu_device_ids must be 0 or more, got -1"):
+        Options(**BASE, gpu_device_ids=(0, -1))
+
+
 def test_a_folder_in_use_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(RepositoryError, match="not an empty folder"):

@@ -54,6 +54,10 @@ class Queueing:
         if levels and not 1 <= self.default_priority_level <= levels:
             given = self.default_priority_level
             raise RepositoryError(f"default_priority_level must be from 1 to priority_levels ({levels}), got {given}")
+        if self.default_priority_level and not levels:
+            raise RepositoryError("default_priority_level means nothing without priority_levels")
+        if self.timeout_action == "DELAY" and not self.timeout_us:
+            raise RepositoryError("timeout_action means nothing without timeout_us")
         if self.preserve_ordering and levels > 1:
             raise RepositoryError(f"preserve_ordering allows one of priority_levels, got {levels}")
         if self.preserve_ordering and self.timeout_us and self.timeout_action == "DELAY":
@@ -154,6 +158,10 @@ class Options:
             self._refuse_unknown(name, known)
         for name in ("enable_chunked_context", "exclude_input_in_output", "normalize_log_probs", "gpu_device_ids"):
             self._refuse_unknown(name, known)
+        if self.published.model("tensorrt_llm_bls") is None and (self.accumulate_tokens or self.bls_instances > 1):
+            raise RepositoryError(
+                f"accumulate_tokens and bls_instances are for the BLS model: {self.contract} has none"
+            )
         if self.contract == "v0.5" and self.max_beam_width != 1:
             raise RepositoryError(f"max_beam_width is fixed at 1 in v0.5, got {self.max_beam_width}")
 
@@ -166,6 +174,8 @@ class Options:
         taken = [model.name for model in self.published.models]
         if self.text_model in taken or "/" in self.text_model or self.text_model.startswith("."):
             raise RepositoryError(f"text_model {self.text_model!r} cannot be a model's name here: choose another")
+        if self.text_model_dir and not self.text_model:
+            raise RepositoryError("text_model_dir means nothing without text_model, the name of the model")
         if self.text_model and not self.text_model_dir.strip():
             raise RepositoryError(f"text_model {self.text_model!r} needs text_model_dir, the folder of its weights")
 

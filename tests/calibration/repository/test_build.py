@@ -186,13 +186,28 @@ def test_a_wrong_option_is_one_line(wrong: dict[str, object], names: str) -> Non
             "preserve_ordering allows one",
         ),
         ({"preserve_ordering": True, "timeout_us": 5, "timeout_action": "DELAY"}, "excludes the timeout_action DELAY"),
+        ({"default_priority_level": 1}, "nothing without priority_levels"),
+        ({"timeout_action": "DELAY"}, "nothing without timeout_us"),
         ({"preferred_batch_sizes": (256,)}, "at most max_batch_size, got 256"),
     ],
 )
-def test_a_queue_that_triton_refuses_is_not_built(queue: dict[str, Any], says: str) -> None:
+def test_a_queue_that_triton_refuses_or_ignores_is_not_built(queue: dict[str, Any], says: str) -> None:
     """Triton's messages on the same configurations are in the table of docs/repositories.md."""
     with pytest.raises(RepositoryError, match=says):
         Options(**BASE, queueing=Queueing(**queue))
+
+
+@pytest.mark.parametrize(
+    ("unused", "says"),
+    [
+        ({"contract": "v0.5", "accumulate_tokens": True}, "v0.5 has none"),
+        ({"contract": "v0.5", "bls_instances": 2}, "v0.5 has none"),
+        ({"text_model_dir": "/weights"}, "nothing without text_model"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(unused: dict[str, Any], says: str) -> None:
+    with pytest.raises(RepositoryError, match=says):
+        Options(**BASE | unused)
 
 
 def test_a_gpu_has_no_negative_number() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from sizing.cli.options import as_json, options, write_json
+from sizing.cli.options import as_json, check_companions, options, refuse, write_json
 from sizing.errors import ScenarioError
 from sizing.workload import Limit, finite, parse_seconds
 from triton_tools.batcher.config import ModelBatching
@@ -68,11 +68,15 @@ measured at work together, instances.
     ),
     as_json,
 )
-def batcher_command(json_: bool, config: Path, **given: Any) -> int:
+@click.pass_context
+def batcher_command(context: click.Context, /, json_: bool, config: Path, **given: Any) -> int:
     """Simulate Triton's dynamic batcher: waiting times, batch sizes and rejections; with --tune, better settings.
 
     CONFIG is the model's config.pbtxt. Exit code 3: the budget is not met, or no setting meets it.
     """
+    check_companions(context, {("tune",): ("max_instances",)})
+    if given["tune"]:
+        refuse(context, ("requests", "strategy", "late_wakeup"), "does not go with --tune, which has runs of its own")
     model = read_config(config)
     finite("--rate (requests/s)", given["rate"])
     measured = parse_service_times(given["service_times"])

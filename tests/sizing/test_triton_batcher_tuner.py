@@ -164,6 +164,10 @@ def test_a_tuning_for_people_has_the_setting_and_the_reason(tuned: Tuned, capsys
         ),
         (["--rate", "1e6", "--budget", "p95:50ms", "--tune"], 3, "the capacity of the largest tried"),
         (["--rate", "0"], 2, "rate"),
+        (["--rate", "300", "--max-instances", "2"], 2, "--max-instances goes with --tune"),
+        (["--rate", "300", "--budget", "p95:50ms", "--tune", "--requests", "500"], 2, "--requests does not go with"),
+        (["--rate", "300", "--budget", "p95:50ms", "--tune", "--strategy", "s.py"], 2, "--strategy does not go with"),
+        (["--rate", "300", "--budget", "p95:50ms", "--tune", "--late-wakeup"], 2, "--late-wakeup does not go with"),
         (["--rate", "300", "--tune"], 2, "--tune needs --budget"),
         (["--rate", "300", "--budget", "50ms"], 2, "percentile:time"),
         (["--rate", "300", "--strategy", "auto"], 2, "no batchstrategy.py"),
@@ -173,7 +177,7 @@ def test_a_tuning_for_people_has_the_setting_and_the_reason(tuned: Tuned, capsys
 def test_exit_codes_and_one_line(
     config: str, changed: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended, _, err = run([config, "--service-times", LAW, "--requests", "1000", *changed], capsys)
+    ended, _, err = run([config, "--service-times", LAW, *changed], capsys)
     assert ended == code
     assert says in err and len(err.splitlines()) == bool(says)
 

@@ -113,7 +113,7 @@ def tuned(model: ModelBatching, measured: Measured, budget: Limit | None, given:
 def budget_of(text: str) -> Limit:
     """``p95:50ms`` as a limit on latency."""
     percentile_, _, time = text.partition(":")
-    if not re.fullmatch("p[0-9]{1,9}", percentile_) or not time:
+    if not re.fullmatch("p[1-9][0-9]{0,8}", percentile_) or not time:
         raise ScenarioError(f"--budget {text!r}: write it as percentile:time, for instance p95:50ms")
     return Limit("e2e", int(percentile_[1:]), parse_seconds("--budget", time))
 

@@ -170,6 +170,7 @@ def test_a_tuning_for_people_has_the_setting_and_the_reason(tuned: Tuned, capsys
         (["--rate", "300", "--budget", "p95:50ms", "--tune", "--late-wakeup"], 2, "--late-wakeup does not go with"),
         (["--rate", "300", "--tune"], 2, "--tune needs --budget"),
         (["--rate", "300", "--budget", "50ms"], 2, "percentile:time"),
+        (["--rate", "300", "--budget", "p0:50ms"], 2, "percentile:time"),
         (["--rate", "300", "--strategy", "auto"], 2, "no batchstrategy.py"),
         (["--rate", "300", "--service-times", "none.csv"], 2, "none.csv"),
     ],

@@ -183,6 +183,14 @@ def test_exit_codes_and_one_line(
     assert says in err and len(err.splitlines()) == bool(says)
 
 
+def test_a_bounded_queue_does_not_grow_beyond_the_capacity(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten wait at most, so a served request waits for two executions of 16 ms at most."""
+    given = [config, "--service-times", LAW, "--rate", "3000", "--requests", "5000"]
+    assert "waiting grows for as long as" in run(given, capsys)[1]
+    Path(config).write_text("max_batch_size: 8 dynamic_batching { default_queue_policy { max_queue_size: 10 } }")
+    assert "requests are rejected for as long as" in run(given, capsys)[1]
+
+
 def test_a_missing_configuration_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(["nowhere/config.pbtxt", "--service-times", LAW, "--rate", "1"], capsys)
     assert (code, err) == (2, "error: nowhere/config.pbtxt: cannot be read: No such file or directory\n")

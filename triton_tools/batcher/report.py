@@ -81,7 +81,8 @@ def print_measured(
     late, full = counters.request_failure["REJECTED"], counters.queue_full
     out.print(f"Rejected: {late:,} for their timeout, {full:,} by a full queue (not in Triton's failure counter).")
     if is_saturated(model, rate_per_s, service):
-        out.print("[yellow]warning:[/yellow] the load exceeds the capacity: waiting grows for as long as the run lasts")
+        then = "requests are rejected" if outcome.rejected else "waiting grows"
+        out.print(f"[yellow]warning:[/yellow] the load exceeds the capacity: {then} for as long as the run lasts")
     if budget:
         latency = percentile(outcome.latency_s, budget.percentile)
         holds = "holds" if latency <= budget.limit_s else "does not hold"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from sizing.cli.options import as_json, check_companions, options, refuse, write_json
 from sizing.errors import ScenarioError
 from sizing.workload import Limit, finite, parse_seconds
-from triton_tools.batcher.config import ModelBatching
+from triton_tools.batcher.config import DynamicBatching, ModelBatching
 from triton_tools.batcher.dynamic import simulate
 from triton_tools.batcher.outcome import percentile
 from triton_tools.batcher.pbtxt import read_config
@@ -31,6 +32,9 @@ Examples:
 times.csv has the columns batch_size and service_time_ms (or _us, _s) and, if several instances were
 measured at work together, instances.
 """
+PLAIN = (
+    "Tuned without the configuration's priorities, queue policies and preserve_ordering: keep them, and simulate that"
+)
 
 
 @click.command("batcher", epilog=EXAMPLE)
@@ -103,6 +107,8 @@ def tuned(model: ModelBatching, measured: Measured, budget: Limit | None, given:
         raise ScenarioError(f"{model.name} has a sequence batcher: --tune is for the dynamic batcher")
     load = Load(given["rate"], budget, given["seed"])
     found = tune(measured, load, model.rows, given["max_instances"])
+    if model.dynamic and replace(model.dynamic, preferred=(), delay_us=0) != DynamicBatching():
+        found = replace(found, notes=(*found.notes, PLAIN))
     if json_:
         write_json(tuned_json(found, load))
     else:

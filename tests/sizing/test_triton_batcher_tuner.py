@@ -146,6 +146,13 @@ def test_the_command_tunes(config: str, capsys: pytest.CaptureFixture[str]) -> N
     assert parse_config(answer["config"]).max_batch_size == answer["best"]["max_batch_size"]
 
 
+def test_a_tuning_says_what_it_leaves_out(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [config, "--service-times", LAW, "--rate", "50", "--budget", "p95:50ms", "--tune"]
+    assert "queue policies" not in run(given, capsys)[1]
+    Path(config).write_text("max_batch_size: 8 dynamic_batching { default_queue_policy { max_queue_size: 10 } }")
+    assert "Tuned without the configuration's priorities, queue policies and" in run(given, capsys)[1]
+
+
 def test_a_tuning_for_people_has_the_setting_and_the_reason(tuned: Tuned, capsys: pytest.CaptureFixture[str]) -> None:
     print_tuned(tuned, Load(400, BUDGET))
     out = capsys.readouterr().out

@@ -154,7 +154,7 @@ class Demand:
     (OSL - 1 without speculation). A sequence seen *while decoding* is a length-biased one: long outputs are
     seen for longer. With s steps and g = OSL - 1 gaps, `context_tokens` = E[s (ISL + (g - 1)/2)] / E[s] is the mean
     context of a running sequence, `context_sd` its standard deviation between sequences, `memory_tokens` the KV cache
-    it holds: promised to it, or, under max_utilization, filled. `request_tokens`: the same for one request that asks.
+    it holds: promised to it, or, under max_utilization, taken. `request_tokens`: the same for one request that asks.
     `attention_per_token` = E[A] / E[prompt tokens], A the attention sum of the step law. `overlap` = E[min(s, s')] /
     E[s] for two requests: 1 for equal lengths, 1/2 for exponential ones. What counts when requests wait: `memory_cv` of
     what running sequences hold; of prompt tokens and memory x steps, as shares of their means, the variances and the
@@ -241,9 +241,10 @@ def _mean_and_cv(value: Floats, weight: Floats) -> tuple[float, float]:
 
 
 def _memory_tokens(rule: Batching, requests: Requests) -> Floats:
-    """KV tokens that each request holds: reserved for its life, or filled on average over it (max_utilization)."""
+    """KV tokens that each request holds: reserved for its life, or on average over it, with the empty part of its last
+    block (max_utilization)."""
     if rule.kv_policy == "max_utilization":
-        return np.asarray(requests.prompt_tokens + (requests.gaps + 1) / 2)
+        return np.asarray(requests.prompt_tokens + (requests.gaps + 1) / 2 + (rule.kv_block_tokens - 1) / 2)
     promised = requests.prompt_tokens + np.maximum(requests.gaps + 1, rule.max_tokens)
     return np.asarray(np.ceil(promised / rule.kv_block_tokens) * rule.kv_block_tokens)
 

@@ -22,6 +22,7 @@ from sizing.simulator.state import (
     State,
     Workspace,
 )
+from sizing.simulator.waiting import room_tokens
 
 
 @compiled_apart
@@ -74,7 +75,7 @@ def keep(engine: Engine, state: State, work: Workspace, requests: Requests, requ
 @compiled_apart
 def trim(engine: Engine, state: State, work: Workspace) -> None:
     """Evict cached blocks until the rest fits beside what requests hold: the oldest session's first, from its end."""
-    room = max(int((engine.kv_tokens - state.used_tokens) // engine.kv_block_tokens), 0)
+    room = max(int(room_tokens(engine, state) // engine.kv_block_tokens), 0)
     while state.cached_blocks > room:
         session, spare = state.oldest, state.cached_blocks - room
         if work.cached[session, BLOCKS] > spare:

@@ -190,6 +190,18 @@ def let_prefix_go(engine: Engine, state: State, work: Workspace, requests: Reque
 
 
 @compiled
+def unfilled_tokens(engine: Engine, sequences: int) -> float:
+    """KV tokens that so many sequences hold in blocks and have not filled: on average half of the last one of each."""
+    return 0.5 * (engine.kv_block_tokens - 1) * sequences
+
+
+@compiled
+def room_tokens(engine: Engine, state: State) -> float:
+    """KV tokens in blocks that no admitted request holds; below 0 where they hold more than there are."""
+    return float(engine.kv_tokens - state.used_tokens - unfilled_tokens(engine, state.admitted))
+
+
+@compiled
 def fits(engine: Engine, state: State, work: Workspace, requests: Requests, request: int) -> bool:
     """True if the KV cache has room for one more request (in-flight batching)."""
     prefix = 0
@@ -201,8 +213,8 @@ def fits(engine: Engine, state: State, work: Workspace, requests: Requests, requ
         return bool(needed_tokens <= engine.kv_tokens or (prefix > 0 and state.admitted == 0))
     # Tokens of the running sequences in this step, and of the new one in its first.
     step_tokens = state.growth_tokens + tokens_per_step(requests, request)
-    needed = state.used_tokens + memory_when_admitted(engine, requests, request) + prefix + step_tokens
-    return bool(needed <= engine.kv_tokens or state.admitted == 0)
+    needed = memory_when_admitted(engine, requests, request) + unfilled_tokens(engine, 1) + prefix + step_tokens
+    return bool(needed <= room_tokens(engine, state) or state.admitted == 0)
 
 
 @compiled
@@ -216,7 +228,7 @@ def never_fits(engine: Engine, requests: Requests, request: int) -> bool:
 @compiled
 def overflows(engine: Engine, state: State, steps: int) -> bool:
     """True if `steps` more decode steps would exceed the KV cache."""
-    return bool(state.used_tokens + steps * state.growth_tokens > engine.kv_tokens)
+    return bool(steps * state.growth_tokens > room_tokens(engine, state))
 
 
 @compiled
@@ -224,7 +236,7 @@ def steps_to_full(engine: Engine, state: State, most: int) -> int:
     """Decode steps, 1 to `most`, that fit before a sequence must be paused."""
     if state.running <= 1:
         return most
-    steps = int((engine.kv_tokens - state.used_tokens) / state.growth_tokens)
+    steps = int(room_tokens(engine, state) / state.growth_tokens)
     if overflows(engine, state, steps):
         steps -= 1
     elif not overflows(engine, state, steps + 1):

@@ -65,7 +65,7 @@ class BlockReplica(SlowReplica):
                 self.queue.append((sequence.session, place))
 
     def evict(self) -> None:
-        room = max(int((self.batching.kv_tokens - sum(s.memory for s in self.slots)) // self.block), 0)
+        room = max(int((self.batching.kv_tokens - self._held(self.slots)) // self.block), 0)
         while len(self.queue) > room:
             self.queue.pop(0)
 

@@ -294,8 +294,10 @@ class SlowReplica:
         self.slots.append(head)
 
     def _held(self, slots: Sequence[Slot]) -> float:
-        """KV tokens that these sequences hold: each its own, and all who found the prefix one copy of it."""
-        return sum(s.memory for s in slots) + self._prefix_of(slots)
+        """KV tokens that these sequences hold: each its own, if not reserved in blocks of which half the last is empty,
+        and all who found the prefix one copy of it."""
+        unfilled = (self.batching.kv_block_tokens - 1) / 2 if self.batching.kv_policy == "max_utilization" else 0
+        return sum(s.memory + unfilled for s in slots) + self._prefix_of(slots)
 
     def _prefix_of(self, slots: Sequence[Slot]) -> int:
         return self.prefix_tokens if any(s.shares for s in slots) else 0

@@ -193,10 +193,11 @@ def test_a_prefix_longer_than_its_prompt_does_not_keep_a_request_out() -> None:
 
 @pytest.mark.parametrize("kv_policy", KV_POLICIES)
 def test_whole_blocks_of_a_prefix_are_held(kv_policy: Any) -> None:
-    rule = Batching("chunked", kv_tokens=64 + 32, kv_policy=kv_policy, kv_block_tokens=32)
+    """Two of them, and one for each of the requests that share them."""
     found = [{"at": 0, "isl": 50, "cached_tokens": 40, "osl": 2} for _ in range(2)]
-    apart = kv_policy == "guaranteed_no_evict"  # where a block is reserved for each
-    assert [end_s for _, _, end_s in times(Replica(CLOCK, rule), *found)] == [2, 4 if apart else 2]
+    for own_blocks, last_s in ((1, 4), (2, 2)):
+        rule = Batching("chunked", kv_tokens=64 + 32 * own_blocks, kv_policy=kv_policy, kv_block_tokens=32)
+        assert [end_s for _, _, end_s in times(Replica(CLOCK, rule), *found)] == [2, last_s]
 
 
 def test_prefilled_elsewhere() -> None:

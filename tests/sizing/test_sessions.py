@@ -257,10 +257,10 @@ def test_sessions_of_one_turn_are_requests() -> None:
 
 def test_a_cache_without_room_is_none() -> None:
     """No block is ever whole."""
-    blocks = with_kv(60_000, kv_block_tokens=60_000)
+    blocks = with_kv(6_000_000, kv_block_tokens=60_000)
     run = simulate_sessions(blocks, CHAT, requests=4000)
     assert run.hit_rate == 0
-    are_one(run, simulate_sessions(with_kv(60_000, prefix_cache=False), CHAT, requests=4000))
+    are_one(run, simulate_sessions(with_kv(6_000_000, prefix_cache=False), CHAT, requests=4000))
 
 
 def test_more_memory_finds_more() -> None:

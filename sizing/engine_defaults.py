@@ -17,8 +17,9 @@ _ByMemory = tuple[tuple[float, int], ...]
 
 class _Row(NamedTuple):
     """`looks_ahead_since`: first version that schedules an iteration while the one before runs; none does if empty.
-    `small_gpus`: names start like this of GPUs that count as small whatever their memory. `cpu_token_budget`: of a
-    server that computes on a CPU, 0 where it is not known. The other fields are those of EngineDefaults."""
+    `wide_since`: first version with `wide_token_budget` in place of `token_budget`. `small_gpus`: names start like this
+    of GPUs that count as small whatever their memory. `cpu_token_budget`, `cpu_max_batch_size`: of a server that
+    computes on a CPU, 0 where they are not known. The other fields are those of EngineDefaults."""
 
     policy: Policy | None = None
     looks_ahead_since: tuple[int, ...] = ()
@@ -26,7 +27,10 @@ class _Row(NamedTuple):
     kv_block_tokens: int = 1
     max_batch_size: _ByMemory = ((0, Batching().max_batch_size),)
     token_budget: _ByMemory = ((0, Batching().token_budget),)
+    wide_since: tuple[int, ...] = ()
+    wide_token_budget: _ByMemory = ()
     cpu_token_budget: int = 0
+    cpu_max_batch_size: int = 0
     small_gpus: tuple[str, ...] = ()
     memory_share: float = 0.9
     memory_of: Literal["all", "free"] = "all"
@@ -37,10 +41,10 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
     {
         # Chunks of prompts beside decodes (V1); asynchronous scheduling is on since 0.14 (vllm-project/vllm#27614). A
         # request starts when its prompt fits, and the one admitted last is preempted when the cache is full (vLLM
-        # documentation, "Preemption"). Batches: `EngineArgs`, max_num_seqs and max_num_batched_tokens;
-        # gpu_memory_utilization. Sending: fits to four servers say 0.035 and 0.06 ms (published, H100), 0.15 ms
-        # (measured here beside an H200) and 0.17 ms (two slow cores); this is their mean in logarithms, around which
-        # they scatter by 0.8.
+        # documentation, "Preemption"). Batches: `EngineArgs`, max_num_seqs and max_num_batched_tokens, of which GPUs of
+        # 160 GiB have more since 0.28; gpu_memory_utilization. Sending: fits to four servers say 0.035 and 0.06 ms
+        # (published, H100), 0.15 ms (measured here beside an H200) and 0.17 ms (two slow cores); this is their mean in
+        # logarithms, around which they scatter by 0.8.
         "vllm": _Row(
             "chunked",
             looks_ahead_since=(0, 14),
@@ -48,7 +52,10 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
             kv_block_tokens=16,
             max_batch_size=((0, 256), (70 * _GIB, 1024)),
             token_budget=((0, 2048), (70 * _GIB, 8192)),
+            wide_since=(0, 28),
+            wide_token_budget=((0, 2048), (70 * _GIB, 8192), (160 * _GIB, 16_384)),
             cpu_token_budget=2048,
+            cpu_max_batch_size=128,
             small_gpus=("a100",),
             send_s=0.08e-3,
         ),
@@ -132,6 +139,10 @@ def engine_defaults(engine: str, version: str = "", gpu: str = "", memory_bytes:
     """
     row = _ROWS.get(engine_named(engine), _Row())
     is_cpu = gpu.casefold() == "cpu"
+    if _is_since(version, row.wide_since):
+        row = row._replace(token_budget=row.wide_token_budget)
+    if is_cpu and row.cpu_token_budget:
+        row = row._replace(token_budget=((0, row.cpu_token_budget),), max_batch_size=((0, row.cpu_max_batch_size),))
     if gpu.casefold().startswith(row.small_gpus) and memory_bytes:
         memory_bytes = 1.0
     likely_bytes = (memory_bytes,) if memory_bytes else _UNKNOWN_GPUS_BYTES
@@ -142,7 +153,7 @@ def engine_defaults(engine: str, version: str = "", gpu: str = "", memory_bytes:
         kv_policy=row.kv_policy,
         kv_block_tokens=row.kv_block_tokens,
         max_batch_size=_at(row.max_batch_size, memory_bytes),
-        token_budgets=(row.cpu_token_budget,) if is_cpu and row.cpu_token_budget else budgets,
+        token_budgets=budgets,
         memory_share=row.memory_share,
         memory_of=row.memory_of,
         send_s=row.send_s,

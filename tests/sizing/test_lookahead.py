@@ -178,7 +178,8 @@ def test_sglangs_chunks_grow_with_the_memory(memory_bytes: float, budgets: tuple
         ("vllm", "a100_sxm", 80e9, 256, (2048,)),
         ("vllm", "A100-PCIE-40GB", 40e9, 256, (2048,)),
         ("vllm", "l40s", 48e9, 256, (2048,)),
-        ("vllm", "cpu", 0, 256, (2048,)),
+        ("vllm", "cpu", 0, 128, (2048,)),
+        ("vllm", "b200_sxm", 192e9, 1024, (8192,)),
         ("vllm", "", 0, 256, (8192, 2048)),
         ("sglang", "a100_sxm", 80e9, 2048, (8192,)),
         ("trtllm", "a100_sxm", 80e9, 2048, (8192,)),
@@ -189,6 +190,12 @@ def test_batches_by_default(engine: str, gpu: str, memory_bytes: float, slots: i
     """vLLM's `EngineArgs` count an A100 among the small GPUs whatever its memory, and have a CPU apart."""
     found = engine_defaults(engine, gpu=gpu, memory_bytes=memory_bytes)
     assert (found.max_batch_size, found.token_budgets) == (slots, budgets)
+
+
+def test_vllm_has_wider_batches_on_gpus_of_160_gib_since_0_28() -> None:
+    """`get_batch_defaults` of vLLM 0.28 has a third tier, of 16,384 tokens, which 0.27 has not."""
+    for version, memory_bytes, budget in (("0.27.1", 192e9, 8192), ("0.28.0", 192e9, 16_384), ("0.32.0", 141e9, 8192)):
+        assert engine_defaults("vllm", version, "b200_sxm", memory_bytes).token_budgets == (budget,)
 
 
 @pytest.mark.parametrize("steps", [-0.1, MOST_LOOKAHEAD + 0.1, float("nan")])

@@ -75,7 +75,8 @@ def keep(engine: Engine, state: State, work: Workspace, requests: Requests, requ
 @compiled_apart
 def trim(engine: Engine, state: State, work: Workspace) -> None:
     """Evict cached blocks until the rest fits beside what requests hold: the oldest session's first, from its end."""
-    room = max(int(room_tokens(engine, state) // engine.kv_block_tokens), 0)
+    # What requests that have left are still taken to hold is cached already.
+    room = max(int((room_tokens(engine, state) + state.late_tokens) // engine.kv_block_tokens), 0)
     while state.cached_blocks > room:
         session, spare = state.oldest, state.cached_blocks - room
         if work.cached[session, BLOCKS] > spare:

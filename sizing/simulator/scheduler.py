@@ -63,6 +63,8 @@ from sizing.simulator.waiting import (
     steps_unseen,
     take_first,
     tokens_per_step,
+    unfilled_tokens,
+    was_fixed,
 )
 from sizing.workload import PERCENTILES, Seconds
 
@@ -355,6 +357,10 @@ def let_go(
 ) -> None:
     """An admitted request leaves, `done_s` is set: slot and KV cache are free."""
     state.left += 1
+    if engine.kv_policy == MAX_UTILIZATION:
+        state.left_tokens += memory_tokens + unfilled_tokens(engine, 1)
+    else:
+        state.left_tokens += reservation(engine, requests, request)
     note_gone(state, requests, request)
     release(engine, state, work, requests, request, memory_tokens)
 
@@ -764,6 +770,8 @@ def step(engine: Engine, state: State, work: Workspace, requests: Requests, unti
         sample(state, work)
     short = False
     state.awaiting = 0
+    if engine.lookahead_steps > 0 and state.formed > state.woken:
+        state.late, state.late_tokens = state.left, state.left_tokens
     if engine.kv_policy == MAX_UTILIZATION and engine.policy != STATIC and overflows(engine, state, 1):
         short = make_room(engine, state, work, requests)
     prompt_tokens, attention = 0, 0.0
@@ -772,12 +780,13 @@ def step(engine: Engine, state: State, work: Workspace, requests: Requests, unti
             prompt_tokens, attention = admit_batch(engine, state, work, requests)
         else:
             prompt_tokens, attention = admit(engine, state, work, requests, short)
-    state.left = 0
+    # A paused sequence may fit again after one step, and one that waits when the slots are known to be free.
+    soon = short or (state.late > 0 and state.waiting > 0)
+    state.left, state.left_tokens, state.late, state.late_tokens = 0, 0.0, 0, 0.0
     if prompt_tokens > 0:
         prefill_iteration(engine, state, work, requests, prompt_tokens, attention)
     elif state.running > 0:
-        # A paused sequence may fit again after one step.
-        decode_stretch(engine, state, work, requests, state.clock_s if short else until_s)
+        decode_stretch(engine, state, work, requests, state.clock_s if soon else until_s)
     if state.next_cancel_s <= state.clock_s:
         state.joining = 0
         cancel(engine, state, work, requests, True)
@@ -796,13 +805,15 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
     prompt_tokens, attention = 0, 0.0
     if engine.overlooks > 0:
         look(engine, state)
+    if state.late > 0 and state.admitted == 0 and not was_fixed(engine, state, work, requests):
+        state.late, state.late_tokens = 0, 0.0
     if engine.batch_wait_steps > 0 and state.running > 0 and not short:
         state.awaiting = int(awaits_others(engine, state, work, requests, room))
         if state.awaiting > 0:
             return 0, 0.0
     if state.prefilling != NOBODY and room > 0:
         prompt_tokens, attention = continue_prompt(state, work, requests, room)
-    while state.waiting > 0 and state.admitted < engine.max_batch_size and not short:
+    while state.waiting > 0 and state.admitted + state.late < engine.max_batch_size and not short:
         request = first_in_line(work, requests)
         if engine.overlooks > 0:
             request = first_seen(engine, state, work, requests)

@@ -210,6 +210,9 @@ class State:
     prefilled_tokens: int  # tokens of that prompt done so far
     joining: int  # prompts that the iteration in progress completes
     left: int  # requests that leave at clock_s
+    left_tokens: float  # KV tokens that they held, or had reserved
+    late: int  # those of them that the iteration which is being formed does not know of: it was fixed before they left
+    late_tokens: float  # their KV tokens
     first_gone: int  # first departure of the last step, in order of done_s; linked by Request.behind
     last_gone: int
     admissions: int  # since the start

@@ -197,8 +197,8 @@ def unfilled_tokens(engine: Engine, sequences: int) -> float:
 
 @compiled
 def room_tokens(engine: Engine, state: State) -> float:
-    """KV tokens in blocks that no admitted request holds; below 0 where they hold more than there are."""
-    return float(engine.kv_tokens - state.used_tokens - unfilled_tokens(engine, state.admitted))
+    """KV tokens in blocks that no request is known to hold; below 0 where they hold more than there are."""
+    return float(engine.kv_tokens - state.used_tokens - unfilled_tokens(engine, state.admitted) - state.late_tokens)
 
 
 @compiled
@@ -208,13 +208,13 @@ def fits(engine: Engine, state: State, work: Workspace, requests: Requests, requ
     if shares_prefix(engine, work, requests, request):
         prefix = unheld_tokens(engine, work, requests, request)
     if engine.kv_policy != MAX_UTILIZATION:
-        needed_tokens = state.reserved_tokens + reservation(engine, requests, request) + prefix
+        needed_tokens = state.reserved_tokens + state.late_tokens + reservation(engine, requests, request) + prefix
         # Alone it fits: a prefix that is longer than its own prompt is not held in full.
-        return bool(needed_tokens <= engine.kv_tokens or (prefix > 0 and state.admitted == 0))
+        return bool(needed_tokens <= engine.kv_tokens or (prefix > 0 and state.admitted + state.late == 0))
     # Tokens of the running sequences in this step, and of the new one in its first.
     step_tokens = state.growth_tokens + tokens_per_step(requests, request)
     needed = memory_when_admitted(engine, requests, request) + unfilled_tokens(engine, 1) + prefix + step_tokens
-    return bool(needed <= room_tokens(engine, state) or state.admitted == 0)
+    return bool(needed <= room_tokens(engine, state) or state.admitted + state.late == 0)
 
 
 @compiled
@@ -376,7 +376,17 @@ def first_seen(engine: Engine, state: State, work: Workspace, requests: Requests
     """The same by an engine that overlooks: the oldest request of the first priority that arrived before the iteration
     that is being formed was fixed, and before the last look. With nothing to run otherwise it was not fixed at all."""
     request = next_seen(engine, state, work, requests, NOBODY)
-    return first_in_line(work, requests) if request == NOBODY and state.admitted == 0 else request
+    return first_in_line(work, requests) if request == NOBODY and state.admitted + state.late == 0 else request
+
+
+@compiled_apart
+def was_fixed(engine: Engine, state: State, work: Workspace, requests: Requests) -> bool:
+    """Of an engine whose last requests have all left: true if look-ahead fixed the iteration that is being formed
+    before they had, with a request that fitted beside them."""
+    request = next_seen(engine, state, work, requests, NOBODY)
+    return bool(
+        request != NOBODY and state.late < engine.max_batch_size and fits(engine, state, work, requests, request)
+    )
 
 
 @compiled_apart
@@ -406,7 +416,7 @@ def awaits_others(engine: Engine, state: State, work: Workspace, requests: Reque
     admitted, reserved, used = state.admitted, state.reserved_tokens, state.used_tokens
     tokens = 0
     request = next_seen(engine, state, work, requests, NOBODY)
-    while request != NOBODY and state.admitted < engine.max_batch_size:
+    while request != NOBODY and state.admitted + state.late < engine.max_batch_size:
         chunk = chunk_of(engine, prompt_tokens_of(requests, request), room, tokens)
         if chunk < 0 or not fits(engine, state, work, requests, request):
             break

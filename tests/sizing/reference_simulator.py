@@ -125,6 +125,8 @@ class SlowReplica:
         self.waiting: list[Slot] = []
         self.slots: list[Slot] = []
         self.batch: list[Slot] = []
+        self.gone: list[Slot] = []  # that left at the end of the last iteration
+        self.late: list[Slot] = []  # of these, those that the next one was fixed without knowing of
         self.most_kv_tokens = 0.0
         self.most_slots = 0
         self.admissions = 0
@@ -187,6 +189,7 @@ class SlowReplica:
         self.most_slots = max(self.most_slots, len(self.slots))
         self.most_kv_tokens = max(self.most_kv_tokens, self._held(self.slots))
         gone = [s for s in self.slots if s.done or (not s.patient and s.deadline_s <= self.now_s)]
+        self.gone = gone
         if gone:
             self.slots = [s for s in self.slots if s not in gone]
         for sequence in gone:
@@ -195,11 +198,15 @@ class SlowReplica:
         return gone
 
     def _in_flight_iteration(self) -> None:
+        fixed = self.batching.lookahead_steps > 0 and self.iterations > self.iterations_when_idle
+        self.late = self.gone if fixed else []
         paused = self.batching.kv_policy == "max_utilization" and self._pause()
         coming = self.iterations + 1
         since = coming - self.looked
         if since >= self.batching.receive_interval_steps or self.had_prompts or not self.slots:
             self.looked = coming
+        if self.late and not self.slots and not self._was_fixed():
+            self.late = []
         running = sum(s.decoding for s in self.slots)
         decodes = 0 if self._prompts_alone else running * self.checked_tokens
         chunks = [] if not paused and self._wait_for_others(decodes) else self._chunks(decodes, not paused)
@@ -216,6 +223,11 @@ class SlowReplica:
             if sequence.computed == sequence.prompt:
                 sequence.token(self.now_s)
 
+    def _was_fixed(self) -> bool:
+        """True if the iteration was fixed with a request beside those that have all left since."""
+        seen = [s for s in self.waiting if s.seen_from <= self.looked]
+        return bool(seen) and len(self.late) < self.batching.max_batch_size and self._fits(seen[0])
+
     @property
     def _prompts_alone(self) -> bool:
         return self.batching.policy == "prefill_first"
@@ -226,7 +238,8 @@ class SlowReplica:
         paused = False
         while True:
             running = [s for s in self.slots if s.decoding]
-            if len(running) < 2 or self._held(self.slots) + len(running) <= self.batching.kv_tokens:
+            late = self._held(self.late) - self._prefix_of(self.late)
+            if len(running) < 2 or self._held(self.slots) + late + len(running) <= self.batching.kv_tokens:
                 return paused
             last = max(
                 running,
@@ -263,9 +276,9 @@ class SlowReplica:
             if sequence.computed < sequence.prompt and room > 0:
                 chunks.append((sequence, min(room, sequence.prompt - sequence.computed)))
                 tokens += chunks[-1][1]
-        while admitting and len(self.slots) < rule.max_batch_size:
+        while admitting and len(self.slots) + len(self.late) < rule.max_batch_size:
             seen = [s for s in self.waiting if s.seen_from <= self.looked]
-            if not seen and not self.slots:
+            if not seen and not self.slots and not self.late:
                 seen = self.waiting
             if not seen:
                 break
@@ -306,9 +319,13 @@ class SlowReplica:
         rule = self.batching
         if rule.kv_policy == "max_utilization":
             running = sum(s.decoding for s in self.slots)
-            return not self.slots or self._held((*self.slots, head)) + running + 1 <= rule.kv_tokens
+            late = self._held(self.late) - self._prefix_of(self.late)
+            return (
+                not (self.slots or self.late) or self._held((*self.slots, head)) + late + running + 1 <= rule.kv_tokens
+            )
         wider = (*self.slots, head)
-        return not self.slots or sum(map(self._reserved, wider)) + self._prefix_of(wider) <= rule.kv_tokens
+        reserved = sum(map(self._reserved, (*wider, *self.late)))
+        return not (self.slots or self.late) or reserved + self._prefix_of(wider) <= rule.kv_tokens
 
     def _reserved(self, sequence: Slot) -> int:
         own = sequence.isl if sequence.cached == sequence.isl else sequence.isl - sequence.cached

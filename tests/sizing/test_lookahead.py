@@ -80,6 +80,26 @@ def test_an_engine_that_runs_dry_has_fixed_nothing() -> None:
     assert run.arrival_s[1] + run.ttft_s[1] == pytest.approx(4 * TICK_S)
 
 
+@pytest.mark.parametrize("memory", [False, True])
+def test_slots_and_memory_are_free_when_the_next_iteration_is_fixed(memory: bool) -> None:
+    """Two slots, or room for two, and answers of 5 and 9 tokens. The third request starts in iteration 7: the 6th was
+    fixed when the 5th began, whose end frees the slot. The fourth starts in the 11th, which the end of the 9th comes
+    before. With nothing fixed they start in iterations 6 and 10."""
+    limits: dict[str, Any] = {"kv_tokens": 38} if memory else {"max_batch_size": 2}
+    arrival_s, isl, osl = np.zeros(4), np.full(4, 10), np.array([5, 9, 20, 3])
+    if memory:
+        isl = 19 - osl
+        isl[2], osl[2] = 1, 18
+    for steps, third, fourth in ((0.0, 6, 10), (1.0, 7, 11)):
+        run = simulate_trace(looking(steps, **limits), arrival_s, isl, osl)
+        assert run.ttft_s / TICK_S == pytest.approx([1, 1, third, fourth])
+
+
+def test_a_slot_is_free_at_once_if_nothing_else_runs() -> None:
+    run = simulate_trace(looking(1.0, max_batch_size=1), np.zeros(3), np.full(3, 10), np.full(3, 4))
+    assert run.ttft_s / TICK_S == pytest.approx([1, 5, 9])
+
+
 def test_two_users_wait_for_the_iterations_fixed() -> None:
     """Each answer ends with an iteration, and the other user's sequence runs on: 1 iteration fixed, the own prompt's,
     then 99 tokens."""

@@ -15,7 +15,6 @@ from sizing.errors import ScenarioError
 from sizing.workload import Limit, finite, parse_seconds
 from triton_tools.batcher.config import DynamicBatching, ModelBatching
 from triton_tools.batcher.dynamic import simulate
-from triton_tools.batcher.outcome import percentile
 from triton_tools.batcher.pbtxt import read_config
 from triton_tools.batcher.report import measured_json, print_measured, print_tuned, tuned_json
 from triton_tools.batcher.requests import Requests
@@ -95,7 +94,7 @@ def batcher_command(context: click.Context, /, json_: bool, config: Path, **give
         write_json(measured_json(model, outcome, given["rate"], service, budget))
     else:
         print_measured(model, outcome, given["rate"], service, budget)
-    missed = budget is not None and not percentile(outcome.latency_s, budget.percentile) <= budget.limit_s
+    missed = budget is not None and not outcome.at_percentile_s(budget.percentile) <= budget.limit_s
     return 3 if missed else 0
 
 

@@ -198,6 +198,16 @@ def test_a_bounded_queue_does_not_grow_beyond_the_capacity(config: str, capsys: 
     assert "requests are rejected for as long as" in run(given, capsys)[1]
 
 
+def test_rejected_requests_are_beyond_any_budget(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those served wait for two executions of 16 ms at most, but five of six are refused."""
+    Path(config).write_text("max_batch_size: 8 dynamic_batching { default_queue_policy { max_queue_size: 10 } }")
+    given = [config, "--service-times", LAW, "--rate", "3000", "--requests", "5000", "--budget", "p95:50ms"]
+    ended, out, _ = run(given, capsys)
+    assert ended == 3 and "does not hold: 8" in out and "of the requests are rejected. Try --tune" in out
+    told = json.loads(run([*given, "--json"], capsys)[1])["budget"]
+    assert (told["met"], told["latency_s"]) == (False, None)
+
+
 def test_a_missing_configuration_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(["nowhere/config.pbtxt", "--service-times", LAW, "--rate", "1"], capsys)
     assert (code, err) == (2, "error: nowhere/config.pbtxt: cannot be read: No such file or directory\n")

@@ -76,6 +76,10 @@ class Outcome:
         """Seconds from arrival to response, of each served request."""
         return (self.response_ns - self._arrival_ns)[self.served] / NS
 
+    def at_percentile_s(self, q: float) -> float:
+        """Seconds within which q % of all requests have their response; infinite if too many are refused for that."""
+        return percentile(np.concatenate([self.latency_s, np.full(self.rejected, math.inf)]), q)
+
     @property
     def rejected(self) -> int:
         """Requests refused, for either reason."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from sizing.cli.tables import console
 from sizing.numbers import milliseconds, percent, significant
-from sizing.workload import Limit
+from sizing.workload import Limit, of_requests
 from triton_tools.batcher.config import ModelBatching
 from triton_tools.batcher.outcome import Outcome, percentile
 from triton_tools.batcher.service import ServiceTimes
@@ -52,7 +52,7 @@ def measured_json(
         },
     }
     if budget:
-        latency = percentile(outcome.latency_s, budget.percentile)
+        latency = outcome.at_percentile_s(budget.percentile)
         answer["budget"] = {
             "percentile": budget.percentile,
             "limit_s": budget.limit_s,
@@ -84,10 +84,12 @@ def print_measured(
         then = "requests are rejected" if outcome.rejected else "waiting grows"
         out.print(f"[yellow]warning:[/yellow] the load exceeds the capacity: {then} for as long as the run lasts")
     if budget:
-        latency = percentile(outcome.latency_s, budget.percentile)
+        latency = outcome.at_percentile_s(budget.percentile)
         holds = "holds" if latency <= budget.limit_s else "does not hold"
+        refused = f"{of_requests(outcome.rejected / len(outcome.requests))} of the requests are rejected"
+        seen = milliseconds(latency) if math.isfinite(latency) else refused
         out.print(
-            f"Budget p{budget.percentile} {milliseconds(budget.limit_s)} {holds}: {milliseconds(latency)}."
+            f"Budget p{budget.percentile} {milliseconds(budget.limit_s)} {holds}: {seen}."
             + ("" if latency <= budget.limit_s else " Try --tune.")
         )
 

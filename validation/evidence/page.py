@@ -256,7 +256,7 @@ of exactly the sessions that were measured: their starts, lengths and thinking t
 any sessions, sixty measurements starting from an empty server, and how far the mean of two lies from it by chance.
 
 *Chosen with these rows in view*: to simulate exactly these sessions (with averages over any, the hit rate of the
-smallest cache is off by 4.8 points and the median of later TTFT by 15.8 %), and the closed loops. Those of the rows
+smallest cache is off by 3.8 points and the mean of later TTFT by 11.3 %), and the closed loops. Those of the rows
 above, of 64, 512 and 1,500 tokens, give a law 7 % too fast where the pace of GPUs has a step, at prompts of about
 1,000; with it the hit rate of the smallest cache is off by 3.2 points, and TTFT of later turns by 18 % (p50) and 22 %
 (mean).

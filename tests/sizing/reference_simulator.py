@@ -287,7 +287,7 @@ class SlowReplica:
                 break
             if not self._fits(head):
                 break
-            if rule.policy == "whole_prompt" and head.prompt > max(room, 0) and chunks:
+            if rule.policy == "whole_prompt" and head.prompt > room and (chunks or head.prompt <= rule.token_budget):
                 break
             self._admit(head)
             if head.prompt == 0:

@@ -715,7 +715,8 @@ def closed_sigmas(levels: Sequence[Point], protocol: Protocol, point: Point) -> 
     asked = math.log(concurrency(point))
     most = max((concurrency(level) for level in levels if level.load_kind == "concurrency"), default=concurrency(point))
     steps = math.hypot(CLOSED_SIGMA, BEYOND_SIGMA * max(0.0, asked - math.log(most)))
-    if not (own := [math.log(concurrency(level)) for level in levels_at(levels, point)]):
+    # Of a TTFT that was not measured, levels of the same lengths say no more than others.
+    if not (own := [math.log(concurrency(level)) for level in levels_at(levels, point) if level.ttft_mean_s]):
         alike = same_isl([level.isl for level in levels])
         return steps, ONE_ISL_TTFT_SIGMA if alike else ELSEWHERE_TTFT_SIGMA, steps
     outside = max(0.0, own[0] - asked, asked - own[-1])

@@ -90,6 +90,13 @@ def test_bands_of_e2e_are_those_of_requests_and_gaps_allow_for_the_law() -> None
         assert more == pytest.approx(0.09 if name.startswith("gap") else 0.0, abs=1e-9)
 
 
+@pytest.mark.parametrize("users", [4, 24])
+def test_bands_hold_a_ttft_that_was_never_measured(users: int) -> None:
+    levels = [replace(error.point, ttft_mean_s=None, itl_mean_s=None) for error in fitted().errors]
+    band = closed_loop(fit(levels, batching=SERVER.batching), VARIED, NO_PREFIX, users).latencies["ttft_mean_s"]
+    assert band.low < truth(users).ttft_s.mean() < band.high
+
+
 def test_gaps_of_one_iteration_are_one_whoever_sees_them() -> None:
     """As many iterations say as much of the gaps, be they of 8 users or of 32: 4 times the requests are 4 times the
     users."""

@@ -228,6 +228,8 @@ def cautions_at(fitted: Fit, lengths: Lengths) -> tuple[Caution, ...]:
     longest = max(error.point.isl + error.point.osl for error in fitted.errors)
     if fitted.batching.kv_tokens == UNLIMITED_KV_TOKENS and lengths.isl + lengths.osl > LONGER * longest:
         found.append(Caution("unknown_kv_tokens", {"tokens": lengths.isl + lengths.osl}))
+    if round(lengths.osl) > 1 and all(round(error.point.osl) <= 1 for error in fitted.errors):
+        found.append(Caution("no_itl"))
     return tuple(found)
 
 

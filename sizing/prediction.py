@@ -24,9 +24,9 @@ CautionKind = Literal[  # noqa: RUF041 - grouped by where they come from
     Literal["poor_fit", "distrusted_point"],  # of a fit
     Literal["fitted_kv_tokens", "estimated_kv_tokens", "fitted_slots", "fitted_budget"],
     Literal["fitted_lookahead", "fitted_unread", "fitted_experts"],
-    Literal["refuted_kv_tokens", "refuted_slots", "unknown_kv_tokens", "no_ttft"],  # of what its points say
+    Literal["refuted_kv_tokens", "refuted_slots", "unknown_kv_tokens", "no_ttft", "no_itl"],  # of what its points say
     Literal[
-        "lockstep", "one_level", "few_points", "one_isl", "unmeasured_isl", "fell_behind", "unused_points"
+        "lockstep", "all_queued", "one_level", "few_points", "one_isl", "unmeasured_isl", "fell_behind", "unused_points"
     ],  # of its points
     Literal["no_timings", "scaled_law", "other_engine", "moe_on_blackwell"],  # of an estimate
     Literal["slower_than_bf16", "rough_timings"],  # of its timings

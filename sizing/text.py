@@ -1019,6 +1019,10 @@ CAUTIONS: dict[CautionKind, str] = {
         "no TTFT was measured, and no ITL: what a prompt costs is hardly known, and a TTFT may be off by a factor of "
         "several: measure with streaming"
     ),
+    "no_itl": (
+        "all answers measured have one token: what a decode step takes is hardly known, and an ITL may be off by a "
+        "factor of several: measure longer answers"
+    ),
     "unused_points": (
         "no measured point is of this model and this choice, so the answer is an estimate; the points hold: {have}"
     ),
@@ -1048,6 +1052,10 @@ CAUTIONS: dict[CautionKind, str] = {
     "lockstep": (
         "the points look like users who started together and stayed in lockstep, with equal lengths: engine overheads "
         "hide there; measure with lengths that vary, or start the users one after the other"
+    ),
+    "all_queued": (
+        "users waited for slots or memory at every level: a TTFT without a queue is hardly known, and may be off by a "
+        "factor of several: measure a few users too"
     ),
     "one_level": (
         "estimated, scaled by {points} measured {noun} at {load}: how times change with the load is not measured; "

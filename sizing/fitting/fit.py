@@ -51,6 +51,7 @@ from sizing.fitting.levels import (
     left_over,
     of_one_level,
     trace_points,
+    users_wait,
 )
 from sizing.fitting.parameters import LawError
 from sizing.fitting.result import CoveredRange, Distrust, Fit, PointError, Unknown
@@ -564,6 +565,8 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
         yield Caution("few_points", {"points": len(points)})
     if best.observed.trace is None and not any(map(knows_ttft, points)):
         yield Caution("no_ttft")
+    if all(point.load_kind == "concurrency" and users_wait(point, best.replica.batching) for point in points):
+        yield Caution("all_queued")
     prompts = [[point.isl for point in points], [point.computed_tokens for point in points]]
     if best.observed.trace is None and all(map(same_isl, prompts)):
         isl = float(np.mean(prompts[0]))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sizing.candidates import cautions_at
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import FitError
 from sizing.estimate import estimate, prior_law, token_share
@@ -591,6 +592,15 @@ def test_without_latencies_a_prompt_is_guessed_and_said_to_be() -> None:
     assert "no_ttft" in kinds_of(found) and "no_ttft" not in kinds_of(fit(points, protocol=Protocol("ramp")))
     alone_s, true_s = (law.request_s + law.prefill_alone_s(1000) for law in (found.law, GPU))
     assert 1 / 2.5 < alone_s / true_s < 2.5
+
+
+def test_queues_at_every_level_and_answers_of_one_token_are_said_to_hide_what_they_hide() -> None:
+    slots = Replica(GPU, Batching(max_batch_size=8))
+    queued, free = (kinds_of(fit(measure(slots, [Lengths(1000, 200)], levels))) for levels in ((16, 32), (2, 32)))
+    assert "all_queued" in queued and "all_queued" not in free
+    found = fit(measure(Replica(GPU), [Lengths(1000, 1)], (1, 4)))
+    for osl in (1, 200):
+        assert ("no_itl" in {each.kind for each in cautions_at(found, Lengths(1000, osl))}) == (osl > 1)
 
 
 def test_milliseconds_are_no_seconds() -> None:

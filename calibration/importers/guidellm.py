@@ -67,9 +67,8 @@ class Holder(Edge):
 
 
 class Percentiles(Edge):
-    """In GuideLLM, p01 is the 1st percentile and p001 the 0.1th; those are not read."""
+    """In GuideLLM, p01 is the 1st percentile and p001 the 0.1th; those are not read, nor p50, which 0.2 leaves out."""
 
-    p50: Number
     p90: Number
     p95: Number
     p99: Number
@@ -79,6 +78,7 @@ class Distribution(Edge):
     """A metric over requests, or over tokens."""
 
     mean: Number
+    median: Number | None = None
     std_dev: Number = 0.0
     max: Number | None = None
     percentiles: Percentiles | None = None
@@ -86,7 +86,7 @@ class Distribution(Edge):
     def times(self, scale: float = MS) -> Times:
         """The metric as latencies in seconds, from values in units of `scale` seconds."""
         tail = self.percentiles
-        return Times.of((self.mean, *((tail.p50, tail.p90, tail.p95, tail.p99) if tail else ())), scale)
+        return Times.of((self.mean, *((self.median, tail.p90, tail.p95, tail.p99) if tail else ())), scale)
 
 
 class Statuses(Edge):
@@ -136,10 +136,12 @@ class Timings(Edge):
 
 
 class Info(Edge):
-    """What the scheduler recorded; `request_timings` is the older name of `timings`."""
+    """What the scheduler recorded; `request_timings` is the older name of `timings`. The oldest generation has only
+    when the request was due here, the other times are the request's own."""
 
     timings: Timings | None = None
     request_timings: Timings | None = None
+    targeted_start_time: Number | None = None
 
 
 class GuidellmRequest(Edge):
@@ -386,14 +388,17 @@ def _seen(request: GuidellmRequest, error: str, where: str) -> SeenRequests | No
 
 
 def _timings(request: GuidellmRequest) -> Timings:
-    info = request.info or request.scheduler_info
-    if info is not None:
-        return info.timings or info.request_timings or Timings()
-    return Timings(
-        request_start=request.start_time,
-        first_token_iteration=request.first_token_time,
-        last_token_iteration=request.last_token_time,
-        request_end=request.end_time,
+    info = request.info or request.scheduler_info or Info()
+    return (
+        info.timings
+        or info.request_timings
+        or Timings(
+            targeted_start=info.targeted_start_time,
+            request_start=request.start_time,
+            first_token_iteration=request.first_token_time,
+            last_token_iteration=request.last_token_time,
+            request_end=request.end_time,
+        )
     )
 
 

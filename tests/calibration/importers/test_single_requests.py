@@ -167,10 +167,11 @@ def test_nothing_is_said_of_a_client_that_no_file_tells_of(tool: str, tmp_path: 
     assert "client's health unknown" in found.point.notes
 
 
-def test_lateness_is_a_fact_only_where_the_file_tells_when_requests_were_due(tmp_path: Path) -> None:
+@pytest.mark.parametrize("generation", ["info", "flat"])
+def test_lateness_is_a_fact_only_where_the_file_tells_when_requests_were_due(generation: str, tmp_path: Path) -> None:
     for late_s in (0.0, 0.02):
         traffic = [Law().request(k / 10, late_s=late_s) for k in range(60)]
-        found = measured(guidellm(traffic, {"type_": "constant", "rate": 10.0}), tmp_path)
+        found = measured(guidellm(traffic, {"type_": "constant", "rate": 10.0}, generation=generation), tmp_path)
         late = {name: value for name, value in found.facts.items() if name.startswith("late_")}
         assert late == (dict.fromkeys(late, pytest.approx(late_s, abs=1e-6)) if late_s else {})
         assert bool(late) == bool(late_s)

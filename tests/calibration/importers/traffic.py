@@ -194,6 +194,7 @@ def _guidellm_request(request: Sent, generation: str) -> dict[str, Any]:
         times = {"scheduler_info": {"request_timings": older}}
     else:
         times = {
+            "scheduler_info": {"targeted_start_time": timings["targeted_start"]},
             "start_time": timings["request_start"],
             "first_token_time": timings["first_token_iteration"],
             "last_token_time": timings["last_token_iteration"],

@@ -217,6 +217,10 @@ EMPTY_RESPONSES = (
 )
 
 
+FLAT = "formatted_model_name"
+"""A setting that only the flat list of options has, which GenAI-Perf up to 0.0.12 writes down."""
+
+
 class Stimulus(Edge):
     concurrency: Count | None = None
     request_rate: Positive | None = None
@@ -255,7 +259,7 @@ class GenaiOrigin(Edge):
 def recognises(value: Object) -> bool:
     """Whether a JSON object is GenAI-Perf's summary: it has AIPerf's metrics, but no version of AIPerf."""
     config = value.get("input_config")
-    marks = ("perf_analyzer", "model_names")
+    marks = ("perf_analyzer", "model_names", FLAT)
     return "request_latency" in value and isinstance(config, dict) and any(mark in config for mark in marks)
 
 
@@ -266,7 +270,8 @@ def recognises_csv(file: CsvFile) -> bool:
 
 def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file. Raises FileError naming the key at fault."""
-    config = checked(GenaiOrigin, file.value, file.name).input_config
+    value = {**file.value, "input_config": _nested(file.value["input_config"])}
+    config = checked(GenaiOrigin, value, file.name).input_config
     stimulus = config.perf_analyzer.stimulus
     load = None
     if stimulus.request_rate:
@@ -280,6 +285,23 @@ def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     return [
         _measurement(found, file.name, known, load, model, triton=triton, prefix=prefix.length if prefix.num else 0)
     ]
+
+
+def _nested(options: Object) -> Object:
+    """The settings as newer releases write them."""
+    if FLAT not in options:
+        return options
+    return {
+        "input": {
+            "prefix_prompt": {
+                "num": options.get("num_prefix_prompts", 0),
+                "length": options.get("prefix_prompt_length", 0),
+            }
+        },
+        "model_names": options.get("model") or [],
+        "endpoint": {"service_kind": options.get("service_kind")},
+        "perf_analyzer": {"stimulus": {name: options.get(name) for name in ("concurrency", "request_rate")}},
+    }
 
 
 def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:

@@ -110,6 +110,31 @@ def test_the_prefix_prompt_of_genai_perf_is_shared(num: int, tokens: int | None,
     assert (measured.point.prefix_tokens, measured.point.prefix_hit) == (tokens, None)
 
 
+@pytest.mark.parametrize(
+    ("option", "load"), [("concurrency", ("concurrency", 9)), ("request_rate", ("constant_rate", 9))]
+)
+def test_genai_perf_up_to_0_0_12_has_a_flat_list_of_options(
+    option: str, load: tuple[str, float], tmp_path: Path
+) -> None:
+    document = json.loads((FILES / "genai_perf.json").read_text())
+    document["input_config"] = {
+        "model": ["tiny-chat"],
+        "formatted_model_name": "tiny-chat",
+        "endpoint": "v1/chat/completions",
+        "service_kind": "openai",
+        "concurrency": None,
+        "request_rate": None,
+        option: 9,
+        "num_prefix_prompts": 2,
+        "prefix_prompt_length": 80,
+        "extra_inputs": {},
+    }
+    (tmp_path / "older.json").write_text(json.dumps(document))
+    (point,) = read(tmp_path / "older.json", deployment={**DEPLOYMENT, "model": None})
+    assert (point.model, (point.load_kind, point.load_value), point.prefix_tokens) == ("tiny-chat", load, 80)
+    assert "Triton" not in point.notes
+
+
 def test_an_open_loop_of_aiperf_counts_from_when_requests_were_due() -> None:
     """Sent 4 ms late on average: 104 ms of TTFT; E2E from then is in the file, percentiles of TTFT are not."""
     (found,) = read_measurements(FILES / "aiperf_open_loop.json", deployment=DEPLOYMENT)

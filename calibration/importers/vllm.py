@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -111,6 +111,29 @@ class Details(Edge):
     latencies: Many[Number | None] | None = None
     queue_times: Many[Number | None] | None = None
     errors: Many[str | None] | None = None
+
+
+class Listed(Edge):
+    """The lists of requests that vLLM before 0.10 and SGLang write, without the times when requests were sent."""
+
+    input_lens: Many[Tokens] = Field(default_factory=list)
+    output_lens: Many[Tokens] = Field(default_factory=list)
+    ttfts: Many[Number] = Field(default_factory=list)
+    itls: Many[Many[Number]] = Field(default_factory=list)
+
+    def columns(self, completed: int) -> dict[str, Any]:
+        """What an `ImportedSummary` takes from them: the spread of the lengths, and E2E; nothing unless every one of
+        the `completed` requests is there."""
+        requests = zip(self.input_lens, self.output_lens, self.ttfts, self.itls, strict=False)
+        answered = [(isl, osl, ttft_s + sum(gaps_s)) for isl, osl, ttft_s, gaps_s in requests if osl]
+        if len(answered) != completed:
+            return {}
+        isl, osl, e2e_s = np.array(answered, np.float64).T
+        return {
+            "isl_cv": float(isl.std() / max(isl.mean(), 1)),
+            "osl_cv": float(osl.std() / osl.mean()),
+            "e2e": Times(float(e2e_s.mean()), *map(float, np.percentile(e2e_s, PERCENTILES))),
+        }
 
 
 class Waits(Edge):
@@ -216,7 +239,6 @@ def _from_summary(result: Result, file: JsonFile, known: KnownFacts, left_out: s
         output_tokens_per_s=result.output_throughput or None,
         ttft=_times(file, "ttft"),
         itl=_times(file, "tpot"),
-        e2e=_times(file, e2e),
         tokens_per_chunk=chunk_ratio,
         measured_at=_when(result.date),
         verdict="unsteady" if _burst(result) and not (known.concurrency or known.rate) else "",
@@ -225,6 +247,7 @@ def _from_summary(result: Result, file: JsonFile, known: KnownFacts, left_out: s
             f"ITL is {tool.split()[0]}'s TPOT",
             *([left_out] if left_out else []),
         ),
+        **{"e2e": _times(file, e2e)} | checked(Listed, file.value, file.name).columns(result.completed),
     )
     if known.load(load, file.name).open_loop and result.max_concurrency:
         summary = _from_due(summary, checked(Waits, file.value, file.name))

@@ -93,6 +93,19 @@ def test_several_tokens_in_a_response_leave_itl_right(tool: str, chunk: int, tmp
     assert found.point.osl == 12
 
 
+def test_lists_without_start_times_tell_how_lengths_vary_and_e2e(tmp_path: Path) -> None:
+    """As vLLM before 0.10 and SGLang write them: answers of 4 and 12 tokens, 8 ± 4, one request failed."""
+    traffic = [Law(osl=osl).request(float(k)) for k, osl in enumerate([4, 12] * 10)]
+    older = json.loads(vllm_detailed(traffic))
+    for name in ("start_times", "latencies", "queue_times", "failed"):
+        del older[name]
+    for name, of_failed in {"input_lens": 999, "output_lens": 0, "ttfts": 0.0, "itls": []}.items():
+        older[name].append(of_failed)
+    point = measured(json.dumps(older | {"errors": [*older["errors"], "Error"]}), tmp_path).point
+    assert (point.isl_cv, point.osl_cv) == (0, 0.5)
+    assert point.e2e_mean_s == pytest.approx(0.1 + 0.01 * (8 - 1))
+
+
 def test_a_forced_output_length_tells_the_tokens_of_tritons_responses(tmp_path: Path) -> None:
     law = Law(osl=12, chunk=4)
     text = profile_export(closed_loop(law))

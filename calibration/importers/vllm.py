@@ -59,7 +59,7 @@ class Result(Edge):
 
     model_id: str | None = None
     date: str | None = None
-    request_rate: Annotated[float, Field(gt=0, allow_inf_nan=True)] | Literal["inf"] | None = None
+    request_rate: Annotated[float, Field(gt=0, allow_inf_nan=True)] | Literal["inf", "trace"] | None = None
     burstiness: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 1.0  # infinite: even gaps
     max_concurrency: Count | None = None
     num_prompts: Count | None = None
@@ -281,7 +281,12 @@ def _burst(result: Result) -> bool:
 
 
 def _load(result: Result) -> Offered | None:
-    """The load. Rate "inf" without a limit is a burst: all requests are in flight at first, fewer and fewer later."""
+    """The load. Rate "inf" without a limit is a burst: all requests are in flight at first, fewer and fewer later.
+
+    SGLang writes "trace" where requests were sent at the times of a trace: no load is known.
+    """
+    if result.request_rate == "trace":
+        return None
     if isinstance(result.request_rate, float) and math.isfinite(result.request_rate):
         kinds: dict[float, LoadKind] = {1.0: "poisson_rate", math.inf: "constant_rate"}
         return Offered(kinds.get(result.burstiness, "gamma_rate"), result.request_rate)

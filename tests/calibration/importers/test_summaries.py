@@ -433,5 +433,7 @@ def test_results_of_sglang_are_told_from_vllms(tmp_path: Path) -> None:
     details = {"num_prompts": None, "failed": None, "output_lens": [33] * 720 + [0] * 30}  # --output-details: 30 failed
     failed = vllm_result(tmp_path, request_rate=math.inf, **more, **details)
     assert (failed.errors, failed.verdict) == (30, "errors")
+    with pytest.raises(FileError, match="does not say the load"):  # sent at the times of a trace
+        vllm_result(tmp_path, request_rate="trace", **more)
     for point in (closed, opened):
         assert point.source.startswith("SGLang bench_serving") and "vLLM" not in point.source + point.notes

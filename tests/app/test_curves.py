@@ -160,9 +160,17 @@ def test_with_a_price_the_front_may_be_of_cost(drawn: Open) -> None:
 
 def test_the_front_is_drawn_also_where_nothing_meets_the_sla(drawn: Open) -> None:
     app = drawn("interactivity", NOWHERE)
-    assert text_of(app.title[0].value) == "No configuration on the front meets this SLA"
+    assert text_of(app.title[0].value) == "No configuration meets this SLA"
     assert all(each["line"]["dash"] == "dot" for each in figures(app)[0]["data"] if each["line"].get("width", 0) > 2)
     assert "n" not in app.query_params
+
+
+def test_the_most_under_the_sla_may_stand_behind_a_front_that_misses_it(drawn: Open) -> None:
+    """At the speed that TP8 gives under this limit, TP4 gives more, with longer waits."""
+    tight = replace(ONE, tps=(4, 8), ttft=Limit("ttft", 95, 0.15), itl=None)
+    found = planner.plan(tight.question, *find(tight.model, tight.lengths, tight.choice))
+    most = max(fleet.capacity_per_s / fleet.candidate.gpus for fleet in found.fleets)
+    assert f"under this SLA: {significant(most)} with" in text_of(drawn("interactivity", tight).title[0].value)
 
 
 def test_lengths_hold_the_answer_and_say_that_all_is_estimated(drawn: Open, plan: Plan) -> None:

@@ -147,7 +147,7 @@ def draw_interactivity(scenario: Scenario, outcome: Outcome) -> None:
         _tell_nothing(scenario, outcome)
         return
     best = front_of(spots_of(resampled(curves), measure, scenario.osl, price or 0.0), measure)
-    st.title(plain(_interactivity_title(best, measure)), anchor=False)
+    st.title(plain(_interactivity_title(drawn, measure)), anchor=False)
     if plan is None:
         st.markdown(plain(why_none(scenario, outcome)[1]))
     planned = _planned(plan, measure, scenario, price)
@@ -175,10 +175,11 @@ def _tell_nothing(scenario: Scenario, outcome: Outcome) -> None:
 HELP = "Throughput per GPU against the speed each user sees."
 
 
-def _interactivity_title(best: Sequence[Spot], measure: Measure) -> str:
-    held = [spot for spot in best if spot.meets]
+def _interactivity_title(drawn: Sequence[Sequence[Spot]], measure: Measure) -> str:
+    """Of all configurations: the best under the SLA may stand behind a front that misses it."""
+    held = [spot for spots in drawn for spot in spots if spot.meets]
     if not held:
-        return "No configuration on the front meets this SLA"
+        return "No configuration meets this SLA"
     word, pick = ("Most", max) if measure.better == "higher" else ("Lowest", min)
     top = pick(held, key=lambda spot: spot.y)
     return f"{word} {lower_first(measure.title)} under this SLA: {significant(top.y)} with {top.name}"

@@ -529,21 +529,15 @@ def pick_one(fleets: Sequence[Fleet]) -> tuple[str, Fleet]:
     return state[key], names[state[key]]
 
 
-def ranked(plan: Plan) -> dict[str, Fleet]:
-    """Every fleet by name: the answer first, then fewest GPUs first, among equals the one with the most room."""
-    rest = sorted(plan.fleets[1:], key=lambda fleet: (fleet.gpus, -fleet.room))
-    return named([plan.answer, *rest])
-
-
 def small_curves(scenario: Scenario, plan: Plan) -> dict[str, tuple[float, ...]]:
-    """For each fleet of `ranked`, how the SLA is used up from no load to just beyond the capacity; 1 is the limit."""
+    """For each fleet by name, how the SLA is used up from no load to just beyond the capacity; 1 is the limit."""
     return _small_curves(scenario, points_for(scenario).digest, plan)
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
 def _small_curves(scenario: Scenario, digest: str, _plan: Plan) -> dict[str, tuple[float, ...]]:
     key = scenario, digest
-    return computed(computing.sla_uses, scenario.question, ranked(_plan), key=key, model=scenario.model)
+    return computed(computing.sla_uses, scenario.question, named(_plan.fleets), key=key, model=scenario.model)
 
 
 # --- Cached queries of the Size page alone: relaxations, what fits, what a fleet carries, a day's GPUs

@@ -22,7 +22,7 @@ from sizing.numbers import gpus, significant
 from sizing.plans import Plan, Rejection, cost_of
 from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
-from ui.answers import named, ranked
+from ui.answers import named
 from ui.views import compare
 
 Open = Callable[..., AppTest]
@@ -62,11 +62,12 @@ def press(app: AppTest, label: str) -> AppTest:
     return app
 
 
-def test_every_fleet_has_its_row_the_answer_first_then_by_gpus_and_room(compared: Open, plan: Plan) -> None:
-    rows = compared(SOME).dataframe[0].value
-    fleets = list(ranked(plan).values())
-    assert fleets[0] is plan.answer and set(map(id, fleets)) == set(map(id, plan.fleets))
-    assert [(f.gpus, -f.room) for f in fleets[1:]] == sorted((f.gpus, -f.room) for f in fleets[1:])
+def test_every_fleet_has_its_row_in_the_order_of_the_plan(compared: Open) -> None:
+    tied = replace(SOME, precisions=("fp8", "fp8_block"), rate_per_s=10.0)
+    plan = planner.plan(tied.question, *find(tied.model, tied.lengths, tied.choice))
+    assert len({fleet.gpus for fleet in plan.fleets}) < len(plan.fleets)
+    rows = compared(tied).dataframe[0].value
+    fleets = plan.fleets
     assert list(rows["GPUs"]) == [fleet.gpus for fleet in fleets]
     assert list(rows["GPU"]) == [fleet.candidate.gpu for fleet in fleets]
     assert list(rows["Requests/s per GPU"]) == [fleet.requests_per_s_per_gpu for fleet in fleets]
@@ -82,7 +83,7 @@ def test_every_fleet_has_its_row_the_answer_first_then_by_gpus_and_room(compared
 def test_the_usual_pick_is_the_answer_and_the_best_of_another_gpu_and_is_in_the_url(compared: Open, plan: Plan) -> None:
     app = compared(SOME)
     names = picked(app)
-    fleets = ranked(plan)
+    fleets = named(plan.fleets)
     assert fleets[names[0]] is plan.answer
     assert fleets[names[1]].candidate.gpu != plan.answer.candidate.gpu
     assert query_of(app)["show.pick"] == compare.written(names)
@@ -92,7 +93,7 @@ def test_the_usual_pick_is_the_answer_and_the_best_of_another_gpu_and_is_in_the_
 
 
 def test_a_link_opens_on_its_picks_and_the_list_changes_them(compared: Open, plan: Plan) -> None:
-    names = list(ranked(plan))
+    names = list(named(plan.fleets))
     app = compared(SOME, **{"show.pick": compare.written([names[2], names[1], "no such thing"])})
     assert picked(app) == [names[2], names[1]]
     app.multiselect(key=compare.LIST).set_value([names[1], names[0], names[2]]).run()
@@ -160,17 +161,17 @@ def test_the_file_has_every_configuration_and_no_formula(plan: Plan) -> None:
     nasty = replace(plan.answer.candidate, source='=HYPERLINK("http://x")')
     missed = Rejection("l40s", Layout(1), "bf16", "memory", "too large", engine="vllm")
     changed = replace(plan, fleets=(replace(plan.answer, candidate=nasty), *plan.fleets[1:]), rejected=(missed,))
-    rows = list(csv.DictReader(io.StringIO(compare.as_csv(changed, ranked(changed)))))
+    rows = list(csv.DictReader(io.StringIO(compare.as_csv(changed, named(changed.fleets)))))
     assert len(rows) == len(plan.fleets) + 1
     assert rows[0]["Source"] == '\'=HYPERLINK("http://x")'
-    assert [int(float(row["GPUs"])) for row in rows if row["GPUs"]] == [f.gpus for f in ranked(changed).values()]
-    assert [row["Engine"] for row in rows] == [f.candidate.engine for f in ranked(changed).values()] + ["vllm"]
+    assert [int(float(row["GPUs"])) for row in rows if row["GPUs"]] == [f.gpus for f in named(changed.fleets).values()]
+    assert [row["Engine"] for row in rows] == [f.candidate.engine for f in named(changed.fleets).values()] + ["vllm"]
 
 
 def test_shares_have_no_seconds_in_the_file() -> None:
     asked = replace(ONE, goodput=Limit.goodput(99), rejected=Limit.rejected(1), queue_limit=100)
     found = planner.plan(asked.question, *find(ONE.model, ONE.lengths, ONE.choice))
-    columns = csv.DictReader(io.StringIO(compare.as_csv(found, ranked(found)))).fieldnames or ()
+    columns = csv.DictReader(io.StringIO(compare.as_csv(found, named(found.fleets)))).fieldnames or ()
     assert {"p95 TTFT (s)", "99 % goodput (share of the limits)", "Rejected (share)"} <= set(columns)
 
 

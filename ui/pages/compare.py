@@ -50,7 +50,7 @@ def _title(plan: Plan) -> str:
 
 
 def _compare(scenario: Scenario, plan: Plan) -> None:
-    fleets = answers.ranked(plan)
+    fleets = answers.named(plan.fleets)
     picked = compare.current(fleets)
     priced = any(plan.question.price_of(fleet.candidate.gpu) is not None for fleet in plan.fleets)
     with st.container(horizontal=True, vertical_alignment="center"):

@@ -141,6 +141,12 @@ def test_a_full_line_turns_requests_away_and_says_how_many(inside: Open, plan: P
     assert f"{cards['Pauses']:,} times" in shown(app)
 
 
+def test_a_run_under_a_limit_on_rejected_requests_has_the_queue_limit_of_the_plan(inside: Open) -> None:
+    app = inside(replace(ONE, queue_limit=20, rejected=Limit.rejected(1)))
+    assert "at most 20 waiting" in text_of(app.main.expander[0].label)
+    assert "Rejected" in {metric.label for metric in app.metric}
+
+
 def test_settings_of_a_link_that_cannot_be_used_are_named(inside: Open) -> None:
     app = inside(**{"show.run": "seed=x;speed=3;kv_policy=none;slots=0;arrivals=gamma:cv=101"})
     told = text_of("\n".join(part.value for part in app.warning))

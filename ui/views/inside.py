@@ -98,7 +98,7 @@ def run_of(setup: RunSetup, fleet: Fleet, question: Question) -> InsideRun:
     given = question.workload.arrivals
     arrivals = given if setup.arrivals == str(given) else Arrivals.parse(setup.arrivals)
     timeout_s = setup.queue_timeout_s or math.inf
-    workload = replace(question.workload, arrivals=arrivals, queue_timeout_s=timeout_s, queue_limit=0)
+    workload = replace(question.workload, arrivals=arrivals, queue_timeout_s=timeout_s, queue_limit=setup.max_waiting)
     batching = replace(
         fleet.candidate.replica.batching,
         policy=setup.policy,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
+from sizing.catalog import Layout
 from tests.app.conftest import ONE, keep, point, query_of, text_of
 from ui.views import method as methods
 from validation.evidence.page import as_page
@@ -50,6 +52,13 @@ def test_every_formula_is_followed_by_its_words() -> None:
     assert formulas
     for text in formulas:
         assert text.count("$$") == 2 and re.search(r"\$\$\nIn words: ", text), text
+
+
+def test_the_formula_counts_the_gpus_of_a_replica_as_its_layout_does() -> None:
+    formula = next(text for text in methods.texts()["plan"].paragraphs if "$$" in text)
+    sizes = {"TP": 2, "PP": 3, "DP": 5}
+    factors = re.findall(r"mathrm\{([TPD]P)\}", formula)
+    assert math.prod(sizes[name] for name in factors) == Layout(2, 3, 5).gpus
 
 
 @pytest.mark.parametrize("word", ["TTFT", "ITL", "E2E", "ISL, OSL", "TP", "Replica", "Headroom", "Band", "Basis"])

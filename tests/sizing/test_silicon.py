@@ -29,6 +29,7 @@ from sizing.estimate.silicon import (
     silicon,
     with_effects,
 )
+from sizing.estimate.timed import RELATIVE_SIGMA
 from sizing.files import resource
 from sizing.points import Point
 from sizing.workload import Lengths
@@ -115,14 +116,22 @@ def test_steps_of_tensorrt_llm_dense_models_are_corrected_whole_their_prompts_le
 
 def test_the_method_names_the_spread_of_estimates() -> None:
     told = resource("data/method/5-plan.md").read_text(encoding="utf-8")
+
+    def wide(sigma: float) -> str:
+        return f"{100 * math.sinh(1.645 * sigma):.0f}"
+
     both, model, gpu = (
-        [f"{100 * math.sinh(1.645 * spread[group]['itl']):.0f}" for group in ("dense", "moe_hopper", "moe_blackwell")]
+        [wide(spread[group]["itl"]) for group in ("dense", "moe_hopper", "moe_blackwell")]
         for spread in (silicon().spread[left_out] for left_out in ("both", "model", "gpu"))
     )
     assert "{} % for dense models, {} % for MoE models, {} % for MoE models on Blackwell".format(*both) in told
     assert (
         "{}, {} and {} % if no server ran the model, {}, {} and {} % if none had the GPU".format(*model, *gpu) in told
     )
+    relative, roofline = map(wide, RELATIVE_SIGMA.values()), map(wide, day_zero.ROOFLINE_SIGMA.values())
+    assert "adds {} % (dense) or {} % (MoE) in quadrature, a roofline {} % or {} %".format(*relative, *roofline) in told
+    further = map(wide, (day_zero.UNTIMED_SIGMA, day_zero.RANKS_SIGMA, day_zero.STAGES_SIGMA))
+    assert "timings {} %; data-parallel attention adds {} %, pipeline stages {} %".format(*further) in told
 
 
 @given(st.sampled_from(("vllm", "trtllm", "sglang")), st.sampled_from(("dense", "moe")), st.sampled_from(METRICS))

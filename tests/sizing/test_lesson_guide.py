@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -28,8 +29,13 @@ def test_every_number_that_a_step_tells_is_that_of_its_run() -> None:
     assert figures(of("one-prompt")).completed == 36 and set(of("one-prompt").itl_ticks) == {1}
     settled = of("concurrency").steps[20:]
     assert 1.5 < sum(step.queue for step in settled) / len(settled) < 3
+    rate = guides()["rate"]
     assert figures(of("rate")).queue > 0
-    slow = replace(guides()["rate"].setting, load=Load("rate", 0.2))
+    told = re.search(r"about (\S+) requests per tick", rate.text)
+    assert told and float(told[1]) == pytest.approx(
+        figures(run(replace(rate.setting, ticks=10_000))).requests_per_1k / 1000, abs=0.005
+    )
+    slow = replace(rate.setting, load=Load("rate", 0.2))
     assert {mark.latency_ticks for mark in run(slow).first} == {2}
 
 

@@ -46,9 +46,7 @@ def load_input(label: str, value_per_s: float, key: str, help: str) -> float:
 def use_load(rate_per_s: float, help: str) -> None:
     """A button that writes the load, of the whole fleet, into the form."""
     rate = min(max(round(rate_per_s, 6), RATE.low), RATE.high)
-    st.button(
-        f"Use {significant(rate)} requests/s", on_click=lambda: st.session_state.update(rate_per_s=rate), help=help
-    )
+    st.button(f"Use {rate:,.10g} requests/s", on_click=lambda: st.session_state.update(rate_per_s=rate), help=help)
 
 
 def draw_latency(scenario: Scenario, name: str, fleet: Fleet) -> None:

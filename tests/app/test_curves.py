@@ -124,6 +124,12 @@ def test_the_steps_of_gpus_pass_through_the_answer(drawn: Open, plan: Plan) -> N
     assert f"{gpus_for(plan.question, plan.answer, 2 * TWO.rate_per_s):,} at twice" in text_of(app.title[0].value)
 
 
+def test_the_data_of_thousands_of_gpus_reach_to_the_end_of_the_chart(drawn: Open) -> None:
+    app = drawn("gpus", replace(ONE, rate_per_s=1000.0))
+    last = app.main.dataframe[0].value["From load (requests/s)"].iloc[-1]
+    assert float(last.replace(",", "")) > 0.98 * figures(app)[0]["layout"]["xaxis"]["range"][1]
+
+
 def test_the_range_of_loads_is_typed_and_a_load_can_be_taken(drawn: Open, plan: Plan) -> None:
     app = drawn("gpus")
     start, end = (

@@ -19,7 +19,7 @@ from sizing.analyses.curves import (
     resampled,
 )
 from sizing.memory_use import KV_USED, PARTS, WEIGHTS, MemoryUse, memory_use
-from sizing.numbers import significant
+from sizing.numbers import gpus, significant
 from sizing.plans import Fleet, Plan
 from sizing.points import Point
 from sizing.question import RATE, Range
@@ -240,14 +240,13 @@ def _interactivity_table(drawn: Sequence[Sequence[Spot]], best: Sequence[Spot], 
 
 OTHERS = 2
 """Configurations drawn beside the one picked: the best of other GPUs."""
-TABLE_ROWS = 200
 
 
 def draw_fleet_sizes(scenario: Scenario, plan: Plan, name: str, fleet: Fleet) -> None:
     """How the count grows with the load, for this configuration and the best of other GPUs."""
     question, rate = scenario.question, scenario.rate_per_s
     twice = gpus_for(question, fleet, 2 * rate)
-    st.title(plain(f"{fleet.gpus:,} GPUs at {significant(rate)} requests/s, {twice:,} at twice the load"), anchor=False)
+    st.title(plain(f"{gpus(fleet.gpus)} at {significant(rate)} requests/s, {twice:,} at twice the load"), anchor=False)
     low, high = _range(rate)
     if low >= high:
         st.warning("The range ends before it starts: make its end larger than its start.")
@@ -257,7 +256,7 @@ def draw_fleet_sizes(scenario: Scenario, plan: Plan, name: str, fleet: Fleet) ->
         FleetSteps(each.candidate.label, answers.sizes(scenario, its_name, each, low, high))
         for its_name, each in ((name, fleet), *others)
     ]
-    show(gpus_against_load(steps, high, rate, fleet.gpus, f"{fleet.gpus:,} GPUs", ink()), "fleet_size")
+    show(gpus_against_load(steps, high, rate, fleet.gpus, gpus(fleet.gpus), ink()), "fleet_size")
     st.caption(
         "Counts round up to whole replicas, so the line steps; spares included, headroom kept. Shaded: the 90 % band "
         f"of {plain(fleet.candidate.label)}, where it is bounded. A replica's capacity is taken as at the planned load."
@@ -296,7 +295,7 @@ def _try_rate(scenario: Scenario, fleet: Fleet) -> None:
         )
         use_load(rate, "Makes this the peak load of the scenario and plans again.")
     st.markdown(
-        f"At {significant(rate)} requests/s: **{gpus_for(question, fleet, rate):,} GPUs** as "
+        f"At {significant(rate)} requests/s: **{gpus(gpus_for(question, fleet, rate))}** as "
         f"{plain(fleet.candidate.label)}."
     )
 
@@ -305,7 +304,7 @@ def _fleet_sizes_table(steps: Sequence[FleetSteps]) -> None:
     with st.expander("Data behind the chart"):
         for one in steps:
             st.caption(plain(one.name))
-            frame = pd.DataFrame(_rows(one.sizes)[:TABLE_ROWS])
+            frame = pd.DataFrame(_rows(one.sizes))
             st.dataframe(frame, hide_index=True, alt=f"GPUs of {one.name} from each load on")
 
 

@@ -427,5 +427,8 @@ def bands_overlap(one: Fleet, other: Fleet) -> bool:
 def _bands(one: Fleet, other: Fleet) -> str:
     if not bands_overlap(one, other):
         return "Their 90 % bands do not overlap."
+    if one.gpus_low == one.gpus_high == other.gpus_low == other.gpus_high:
+        return "So do they at both ends of their 90 % bands."
     first, second = (counts(fleet.gpus_low, fleet.gpus_high) for fleet in (one, other))
-    return f"Their 90 % bands overlap ({first} and {second} GPUs): measuring both may reverse the order."
+    may = "show that one needs fewer" if one.gpus == other.gpus else "reverse the order"
+    return f"Their 90 % bands overlap ({first} and {second} GPUs): measuring both may {may}."

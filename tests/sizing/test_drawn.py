@@ -140,7 +140,10 @@ def test_two_side_by_side_name_both_bases_and_the_ratio_both_ways() -> None:
 def test_fleets_of_equal_size_need_as_many() -> None:
     asked = question(price_per_gpu_hour=0.0)
     said = versus(asked, fleet(asked), fleet(asked))
-    assert "needs as many GPUs" in said and "costs as much: 0 per hour" in said and "bands overlap" in said
+    assert "needs as many GPUs" in said and "costs as much: 0 per hour" in said and "overlap" not in said
+    wider = dataclasses.replace(fleet(asked), working_high=fleet(asked).working + 1)
+    said = versus(asked, fleet(asked), wider)
+    assert "bands overlap" in said and "reverse" not in said, "there is no order among equals"
 
 
 @given(some.integers(1, 20), some.integers(0, 20), some.integers(1, 20), some.integers(0, 20), some.booleans())

@@ -80,6 +80,12 @@ def test_every_fleet_has_its_row_in_the_order_of_the_plan(compared: Open) -> Non
     assert all(len(curve) > 2 for curve in rows[compare.CURVE])
 
 
+def test_a_curve_that_leaves_its_axis_ends_at_the_top_of_it(compared: Open) -> None:
+    late = replace(SOME, tps=(1,), ttft=Limit("ttft", 95, 3.0), itl=None)  # of no queue to that of an overload at once
+    curves = compared(late).dataframe[0].value[compare.CURVE]
+    assert all(min(curve) < 0.1 and max(curve) == compare.MOST_USE for curve in curves)
+
+
 def test_the_usual_pick_is_the_answer_and_the_best_of_another_gpu_and_is_in_the_url(compared: Open, plan: Plan) -> None:
     app = compared(SOME)
     names = picked(app)

@@ -97,6 +97,8 @@ def from_table(key: str, names: Sequence[str]) -> None:
 ROW_PX, HEADER_PX, ROWS_SEEN = 32, 38, 10
 ROOM, CURVE = "Room to the SLA (%)", "SLA use by load"
 PER_HOUR, PER_MILLION = "Cost per hour", "Cost per M output tokens"
+MOST_USE = 1.5
+"""Of a limit, as far as a curve is drawn."""
 
 
 def draw_table(
@@ -108,7 +110,9 @@ def draw_table(
 ) -> None:
     """One row a configuration; rows picked go side by side below."""
     names, first = list(fleets), [_in_words(fleet) for fleet in list(fleets.values())[:3]]
-    rows = [row(plan, fleet, with_cost) | {CURVE: list(curves[name])} for name, fleet in fleets.items()]
+    # of a curve that leaves its axis Streamlit draws another, stretched from the bottom of the axis to its top
+    uses = {name: [min(use, MOST_USE) for use in curves[name]] for name in names}
+    rows = [row(plan, fleet, with_cost) | {CURVE: uses[name]} for name, fleet in fleets.items()]
     order = [column for column in rows[0] if column != CURVE]
     if not with_cost:  # a desk has room for either
         order.insert(order.index(ROOM) + 1, CURVE)
@@ -180,7 +184,7 @@ def _columns() -> dict[str, Any]:
         CURVE: column.LineChartColumn(
             width=100,
             y_min=0.0,
-            y_max=1.5,
+            y_max=MOST_USE,
             help="Predicted latency over its limit, for the tightest limit, from no load to 1.1 × the capacity.",
         ),
     }

@@ -160,7 +160,7 @@ def _columns() -> dict[str, Any]:
     column = st.column_config
     return {
         "GPU": column.TextColumn(pinned=True, help="The first row is the answer."),
-        "Layout": column.TextColumn(width=70, help="How the GPUs of a replica share the model."),
+        "Layout": column.TextColumn(help="How the GPUs of a replica share the model."),
         "Requests/s per GPU": column.NumberColumn(format="%.3g", help="Planned for a working replica, over its GPUs."),
         "GPUs": column.NumberColumn(format="localized", help="All replicas, spares included, times the GPUs of each."),
         "90 % band (GPUs)": column.TextColumn(
@@ -176,10 +176,10 @@ def _columns() -> dict[str, Any]:
         ),
         "Basis": column.TextColumn(help="Fitted: within what was measured. Extrapolated or estimated: measure first."),
         PER_HOUR: column.NumberColumn(
-            format="%.4g", help="Of all GPUs, spares included, in the currency of the price."
+            format="localized", help="Of all GPUs, spares included, in the currency of the price."
         ),
         PER_MILLION: column.NumberColumn(
-            format="%.3g", help="Per million output tokens, of the whole fleet at the mean load."
+            "Per M output tokens", format="%.3g", help="Per million output tokens, of the whole fleet at the mean load."
         ),
         CURVE: column.LineChartColumn(
             width=100,

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.analyses.sensitivity import capacity_beside
+from sizing.analyses.sensitivity import at_lengths, capacity_beside
 from sizing.candidates import check_context
 from sizing.edge import IDLE, MOST_SHARE, capacity_band, load_response, predict_at
 from sizing.engine import Replica
@@ -366,7 +366,7 @@ def _cell(
         basis = "fitted" if covers(lengths) else "extrapolated"
     try:
         candidate = _at_lengths(fleet.candidate, lengths)
-        asked = replace(question, workload=replace(question.workload, lengths=lengths))
+        asked = at_lengths(question, lengths)
     except (ScenarioError, DoesNotFit, EstimateUnavailable) as error:
         return LengthCell(lengths.isl, lengths.osl, None, basis, str(error))
     capacity_per_s = beside(candidate.replica, asked.setting(fleet.working))

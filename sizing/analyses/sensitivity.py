@@ -14,7 +14,7 @@ from sizing.planner import size, smallest_fleet
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.question import Question, Setting
 from sizing.trace import Trace
-from sizing.workload import METRICS, OF_REQUESTS, Limit, Sla
+from sizing.workload import METRICS, OF_REQUESTS, Lengths, Limit, Sla
 
 CHANGES = (-0.25, -0.10, 0.10, 0.25)
 Unit = Literal["tokens", "requests/s", "s", "share"]
@@ -103,13 +103,18 @@ def effect(
     return Effect(change, value, gpus, capacity_per_s)
 
 
+def at_lengths(question: Question, lengths: Lengths) -> Question:
+    """The question at other lengths; of prompts shorter than the shared prefix all is shared."""
+    workload = question.workload
+    prefix = replace(workload.prefix, tokens=min(workload.prefix.tokens, int(lengths.isl)))
+    return replace(question, workload=replace(workload, lengths=lengths, prefix=prefix))
+
+
 def with_input(question: Question, name: str, value: float) -> Question:
     """The question with one input replaced."""
     if name in ("ISL", "OSL"):
-        workload = question.workload
-        lengths = replace(workload.lengths, isl=value) if name == "ISL" else replace(workload.lengths, osl=value)
-        prefix = replace(workload.prefix, tokens=min(workload.prefix.tokens, int(lengths.isl)))  # shorter prompts
-        return replace(question, workload=replace(workload, lengths=lengths, prefix=prefix))
+        lengths = question.workload.lengths
+        return at_lengths(question, replace(lengths, isl=value) if name == "ISL" else replace(lengths, osl=value))
     if name == "rate":
         return replace(question, workload=replace(question.workload, rate_per_s=value))
     if name == "headroom":

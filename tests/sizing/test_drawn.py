@@ -26,6 +26,7 @@ from sizing.analyses.curves import (
 from sizing.engine import StepLaw
 from sizing.errors import ScenarioError
 from sizing.prediction import Prediction, Quantiles, saturated
+from sizing.workload import Prefix
 from tests.sizing.fleets_at_hand import KV_TOKENS, LAW, candidate, fleet, question
 
 
@@ -103,6 +104,14 @@ def test_the_length_grid_holds_the_answer_in_its_middle_and_longer_prompts_carry
         assert all(one is not None and other is not None and one > other for one, other in pairwise(row))
     assert {cell.basis for cell in cells if cell.isl <= 1000} == {"fitted"}
     assert {cell.basis for cell in cells if cell.isl > 1000} == {"extrapolated"}
+
+
+def test_prompts_shorter_than_the_shared_prefix_are_all_shared() -> None:
+    asked = question()
+    shared = dataclasses.replace(asked, workload=dataclasses.replace(asked.workload, prefix=Prefix(600)))
+    cells = length_grid(shared, fleet(shared), lambda lengths: True)
+    row = [cell.requests_per_s_per_gpu or 0.0 for cell in cells if cell.osl == 200]
+    assert all(one > other for one, other in pairwise(row)), "250 to 4,000 tokens in"
 
 
 def test_lengths_that_fit_nowhere_or_miss_the_sla_say_so() -> None:

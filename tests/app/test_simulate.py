@@ -187,6 +187,7 @@ def test_without_a_plan_the_page_says_what_to_do(inside: Open, scenario: Scenari
     app = inside(scenario)
     assert app.title[0].value == title
     assert "the form on the left" in shown(app).lower() and not app.metric and not titles(app)
+    assert "H200_sxm" not in shown(app), "a name keeps its case at the head of a sentence"
 
 
 def test_a_store_that_cannot_be_reached_does_not_stop_the_page(inside: Open, monkeypatch: pytest.MonkeyPatch) -> None:

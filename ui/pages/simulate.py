@@ -20,7 +20,7 @@ from ui.scenario import Scenario
 from ui.views import inside
 from ui.views.inside import UNLIMITED_KV_TOKENS, RunSetup, SeenRun
 from ui.visit import chosen, visit
-from ui.words import limit_name, plain, sentence_case, tell_unreadable
+from ui.words import limit_name, plain, sentence_case, tell, tell_unreadable
 
 VIEWS = {
     "replica": "A replica of the plan",
@@ -56,7 +56,7 @@ def _replica(scenario: Scenario) -> None:
         outcome = answers.outcome(scenario)
     tell_unreadable(answers.measured_points().problems)
     if outcome.plan is None:
-        _no_plan(outcome)
+        _no_plan(scenario, outcome)
         return
     head = st.container()
     left, right = st.columns([1, 3])
@@ -73,15 +73,9 @@ def _replica(scenario: Scenario) -> None:
     _look(seen)
 
 
-def _no_plan(outcome: Outcome) -> None:
-    st.title(outcome.title, anchor=False)
-    left_out = outcome.rejected[0] if outcome.rejected else None
-    where = f"{left_out.label}: " if left_out else ""
-    reason = left_out.why if left_out else outcome.reason
-    st.markdown(
-        f"{plain(sentence_case(where + reason))}.  \nThe simulation needs the load of a plan, and there is none: "
-        "relax the limit that fails, or choose another GPU, TP or precision in the form on the left."
-    )
+def _no_plan(scenario: Scenario, outcome: Outcome) -> None:
+    tell(scenario, outcome)
+    st.markdown("The simulation needs the load of a plan, and there is none: change the form on the left.")
     st.page_link("ui/pages/size.py", label="Every configuration and why it was left out", icon=":material/straighten:")
 
 

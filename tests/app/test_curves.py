@@ -190,6 +190,7 @@ def test_lengths_hold_the_answer_and_say_that_all_is_estimated(drawn: Open, plan
     grid = app.main.table[0].value
     assert grid.loc[f"{ONE.isl:,}\N{NO-BREAK SPACE}in", f"{ONE.osl:,} out"] == significant(own)
     assert significant(own) in text_of(app.title[0].value) and "All estimated" in shown(app)
+    assert "the formula leads to the others" in shown(app)
 
 
 def test_extrapolated_lengths_are_marked(drawn: Open, store: Store) -> None:

@@ -337,7 +337,10 @@ def draw_lengths(scenario: Scenario, name: str, fleet: Fleet) -> None:
         else "Hollow markers are extrapolated: more than twice or less than half of what was measured."
     )
     label = plain(fleet.candidate.label)
-    st.caption(f"{label} under the same SLA, headroom kept; the larger marker is the scenario. {marked}")
+    st.caption(
+        f"{label} under the same SLA, headroom kept; the larger marker is the scenario, from which the formula leads to "
+        f"the others. {marked}"
+    )
     _lengths_table(cells)
 
 

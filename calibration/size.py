@@ -6,6 +6,7 @@ from them. A call that finds such a run continues it.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -307,11 +308,19 @@ def only_model(models: Sequence[str], bar: Bar) -> str:
 
 def server_plan(server: Mapping[str, Any]) -> ServerPlan:
     """The server of a plan. Raises PlanError, one line, for values that no plan may have."""
+    return checked({"server": dict(server), "lengths": [{"isl": 1.0, "osl": 1.0}], "concurrency": [1]}).server
+
+
+def checked(content: Mapping[str, Any]) -> SweepPlan:
+    """The plan in `content`. Raises PlanError, one line that names the option, for values that no plan may have."""
     try:
-        return ServerPlan.model_validate(server)
+        return SweepPlan.model_validate(content)
     except ValidationError as error:
-        fault = first_fault(error, "the server")
-        raise PlanError(f"{OPTIONS.get(f'server.{fault.key}', fault.key)}: {fault.reason}") from None
+        key, reason = first_fault(error, "the options")
+    if key == "server":  # of several of its keys: the reason names them
+        raise PlanError(re.sub(r"\w+", lambda word: OPTIONS.get(f"server.{word[0]}", word[0]), reason))
+    key = re.sub(r"\.\d+", "", key)  # of one among several lengths or levels
+    raise PlanError(f"{OPTIONS.get(key, key)}: {reason}")
 
 
 def facts_of(given: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any]:
@@ -335,6 +344,11 @@ OPTIONS: Mapping[str, str] = {
     "server.endpoint": "--endpoint",
     "server.timeout_s": "--timeout",
     "tokenizer": "--tokenizer",
+    "concurrency": "--most-users",
+    "client: {self_check: false}": "--no-self-check",
+    **{f"deployment.{name}": f"--{name}" for name in ("gpu", "precision", "tp")},
+    **{f"lengths.{name}": f"--{name.replace('_', '-')}" for name in ("isl", "osl", "isl_cv", "osl_cv")},
+    **{f"adaptive.{name}": f"--{name.replace('_', '-')}" for name in (*ASKED, "minutes", "verify_minutes")},
 }
 """Keys of a plan, and the corresponding options."""
 
@@ -372,6 +386,7 @@ def _file(
     content = {"server": dict(server), "deployment": dict(facts), **told, **rest}
     if not {"concurrency", "rates"} & set(content):
         content["concurrency"] = [1]
+    checked(content)
     return parse_plan(yaml_of(content), "options")
 
 

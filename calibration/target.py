@@ -195,9 +195,7 @@ def _whole(name: str, value: object) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise PlanError(
-            f"the server says {name} = {value!r}: set deployment.{name} in the plan to a number of 1 or more"
-        )
+        raise PlanError(f"the server says {name} = {value!r}: set {KEY} to a number of 1 or more", f"deployment.{name}")
     return number
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from subprocess import PIPE
 from typing import Any, NamedTuple, TypeVar
 
-from calibration.errors import ClientLimitedError, ServerError
+from calibration.errors import KEY, ClientLimitedError, ServerError
 from calibration.load import pool, system
 from calibration.load.contract import Contract, ModelInput
 from calibration.load.openai_contract import KINDS, OpenAiContract
@@ -115,7 +115,8 @@ def started(
             if not said:
                 raise ServerError(
                     f"the mock of the load generator ({program}) did not start, see its message above; without it set "
-                    "client: {self_check: false} in the plan"
+                    f"{KEY}",
+                    "client: {self_check: false}",
                 )
             yield kind(process, json.loads(said))
         finally:

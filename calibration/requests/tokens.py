@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from calibration.errors import PlanError
+from calibration.errors import KEY, PlanError
 
 ENOUGH_WORDS = 4096
 IDS_AT_ONCE = 4096
@@ -144,7 +144,7 @@ class TokenizerFile:
         self._tokenizer = _load(path)
         found = list(self._single_token_words())
         if len(found) < 2:
-            raise PlanError(f"{path}: this tokenizer has no words of one token each; set tokenizer: none in the plan")
+            raise PlanError(f"{path}: this tokenizer has no words of one token each; set {KEY} to none", "tokenizer")
         self.words: Sequence[str] = [word for word, _, _ in found]
         self._word_ids = self._learnt([(first, later) for _, first, later in found])
 
@@ -216,7 +216,7 @@ def _load(path: Path) -> Tokenizer:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise PlanError(f"{path}: no such tokenizer.json; correct tokenizer in the plan, or set it to none") from None
+        raise PlanError(f"{path}: no such tokenizer.json; correct {KEY}, or set it to none", "tokenizer") from None
     except (OSError, ValueError) as error:
         raise PlanError(f"{path}: cannot be read as a tokenizer.json ({error})") from None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -249,8 +250,17 @@ def test_a_wrong_key_is_one_line_without_the_key(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_variable_without_a_name_and_certificates_that_are_not_there_are_named_by_their_options() -> None:
-    assert "api_key_env must be the name of an environment variable" in refused(size("127.0.0.1:9", api_key_env=""))
+    assert "error: --api-key-env must be the name of" in refused(size("127.0.0.1:9", api_key_env=""))
     assert "error: --ca-file: " in refused(size("https://127.0.0.1:9", ca_file="absent.pem"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("minutes", 1e9), ("most_users", 1_000_000), ("osl_cv", 50), ("tokenizer", "absent"), ("metrics_url", "foo")],
+)
+def test_what_no_plan_may_have_is_named_by_its_option(mock: str, option: str, value: object) -> None:
+    line, name = refused(size(f"http://{mock}", **{option: value})), option.replace("_", "-")
+    assert re.search(rf"error: --{name}: |correct --{name}", line) and "plan" not in line
 
 
 def test_a_server_that_ends_answers_early_is_told_at_once() -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 
 from calibration import run as sweep
-from calibration.errors import StoreError
+from calibration.errors import CalibrationError, StoreError
 from calibration.importers import KINDS
 from calibration.incoming import POINTS_TABLE, nothing_said, read_file
 from calibration.plan import read_plan
@@ -253,7 +253,13 @@ def show_command(run_id: int, in_detail: bool, as_json: bool) -> None:
 def _sweep(start: Callable[[Store, Bar], int], as_json: bool) -> None:
     store = Store()
     with Bar(Console(stderr=True)) as bar, _interruptible(bar):
-        run_id = start(store, bar)
+        try:
+            run_id = start(store, bar)
+        except (CalibrationError, KeyboardInterrupt):
+            if as_json and bar.run_id is not None:  # a program learns what was measured, and how it ended
+                with suppress(StoreError):
+                    _show(store, bar.run_id, as_json)
+            raise
     _show(store, run_id, as_json)
 
 

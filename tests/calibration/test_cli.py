@@ -339,9 +339,11 @@ def test_a_lost_server_ends_the_run_and_resume_goes_on_when_it_is_back(plan: Pat
     with subprocess_server(Script(ttft_s=0.004, itl_s=0.001, die_after=150)) as url:
         text = plan.read_text().replace("requests_per_level: 8", "requests_per_level: 100")
         plan.write_text(re.sub(r"url: '[^']*'", f"url: '{url}'", text).replace("[1, 2]", "[1, 2, 3]"))
-        assert "python -m calibration resume 1" in call("run", plan).stderr
-    before = Store().points(1)
+        lost = call("run", plan, "--json")
+    assert lost.exit_code == 2 and "python -m calibration resume 1" in lost.stderr
+    before, told = Store().points(1), json.loads(lost.stdout)
     assert (Store().run(1).state, len(before)) == ("failed", 1)
+    assert (told["run"], told["state"], len(told["points"])) == (1, "failed", 1) and told["error"] in lost.stderr
     with subprocess_server(Script(ttft_s=0.004, itl_s=0.001), port=int(url.rpartition(":")[2])):
         assert call("resume", 1).exit_code == 0
     after = Store().points(1)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from api.routes import WORKERS_VARIABLE
 from ui import gate
 
 ROOT = Path(__file__).parents[1]
@@ -123,6 +124,13 @@ def test_pods_have_no_privileges_and_the_files_they_need() -> None:
     assert mounted >= {"/tmp", "/etc/sizing", "/var/lib/sizing", "/var/cache/sizing"}
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
     assert {"memory"} <= container["resources"]["limits"].keys()
+
+
+def test_a_pod_has_room_for_its_workers_on_a_node_of_many_cores() -> None:
+    """docs/deploy.md: 650 MB with two of them, 45 MB each."""
+    (container,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
+    (workers,) = (int(each["value"]) for each in container["env"] if each["name"] == WORKERS_VARIABLE)
+    assert 650 + 45 * workers < 0.75 * 1024 * int(container["resources"]["limits"]["memory"].removesuffix("Gi"))
 
 
 def test_service_and_disruption_budget_select_the_pods() -> None:

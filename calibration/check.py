@@ -84,7 +84,7 @@ def check_command(name: str, url: str | None, tolerance: float, minutes: float |
         sys.exit(INTERRUPTED)
     except CalibrationError as error:
         if bar.run_id is None:
-            raise
+            raise error.named({"server.url": "--url"}) from None
         why = store.run(bar.run_id).error  # without the hint to resume, which makes no sense for a check
         raise type(error)(f"{why}; undecided: run the same command again") from None
     finally:

@@ -299,7 +299,8 @@ class Sweep:
             with suppress(StoreError):  # the store itself may have failed: `error` says so
                 self._store.finish_run(self.run_id, state, str(error))
             raise type(error)(
-                f"{error}; points are kept; continue with: python -m calibration resume {self.run_id}"
+                f"{error.message}; points are kept; continue with: python -m calibration resume {self.run_id}",
+                error.key,
             ) from None
         except BaseException as error:
             with suppress(StoreError):

@@ -179,7 +179,7 @@ def test_a_server_that_is_gone_is_one_line(tmp_path: Path) -> None:
     with running(script(0.2)) as server:
         measured(tmp_path, server.http_url, requests=4, users="[1]")
     result = call("check", 1)
-    assert result.exit_code == 2 and result.stderr.count("error:") == 1
+    assert result.exit_code == 2 and result.stderr.count("error:") == 1 and "correct --url" in result.stderr
 
 
 def test_a_server_that_dies_in_a_check_leaves_no_run_to_go_on_with(

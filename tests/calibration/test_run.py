@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -283,6 +284,16 @@ def test_losing_the_server_keeps_the_points_and_says_how_to_go_on(store: Store) 
     (lost,) = store.runs()
     assert (lost.state, lost.points) == ("failed", 1)
     assert lost.error
+
+
+def test_an_error_within_a_run_names_the_option_of_a_user_who_wrote_no_plan(store: Store) -> None:
+    class Ending(Listener):
+        def measured(self, level: Level, found: Measurement) -> None:
+            server.close()
+
+    with ExitStack() as server, pytest.raises(ServerError, match=r"server.url in the plan; .*resume 1") as lost:
+        run(plan(server.enter_context(subprocess_server(FAST))), store, Ending())
+    assert "correct --url; points are kept" in str(lost.value.named({"server.url": "--url"}))
 
 
 def test_a_level_without_answers_has_no_point_and_the_others_go_on(store: Store) -> None:

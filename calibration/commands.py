@@ -228,6 +228,7 @@ def list_command(as_json: bool) -> None:
     for run in runs:
         void = f" ({run.void} void)" if run.void else ""
         void += f", {run.pending} not accepted yet" if run.pending else ""
+        void += f", {run.discarded} discarded" if run.discarded else ""
         points = f"{run.points:3} of {run.levels:3} points{void}"
         click.echo(f"{run.id:4}  {run.state:11}  {points}  {run.created}  {run.label}")
 

@@ -54,6 +54,8 @@ def test_points_count_once_they_are_accepted_and_no_more_when_discarded(store: S
     discarded = call("discard", run_id)
     assert discarded.exit_code == 0 and "3 points discarded" in discarded.stdout
     assert [point.load_value for point in store.points()] == [9]
+    of_other, of_run = call("list").stdout.splitlines()
+    assert "(1 void), 3 discarded  " in of_run and "discarded" not in of_other
     assert store.run(run_id).discarded == 3 and len(store.points(run_id)) == 3  # kept, for the record
 
 

@@ -481,7 +481,8 @@ class Measured:
             if len({point.load_value for point in good}) > 1:
                 raise Undecided(f"no answer from run {self.run_id}: {error}") from None
         void = "; ".join(f"{point.load_value:g} users: {void_because(point)}" for point in self.points if point.void)
-        remedy = f"void are {void}" if void else "give more --minutes"
+        more = "give more --minutes" if self.ending.state == "done" else "run the same command again"
+        remedy = f"void are {void}" if void else more
         raise Undecided(f"no answer yet: a law needs two levels, run {self.run_id} has {len(good)}; {remedy}")
 
     @property

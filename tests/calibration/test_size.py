@@ -263,6 +263,12 @@ def test_what_no_plan_may_have_is_named_by_its_option(mock: str, option: str, va
     assert re.search(rf"error: --{name}: |correct --{name}", line) and "plan" not in line
 
 
+def test_minutes_are_not_to_blame_where_measuring_was_broken_off(mock: str) -> None:
+    result = size(f"http://{mock}", "--json", osl=64, timeout=1.5)
+    assert "the first request failed" in refused(result)
+    assert json.loads(result.stdout)["why"].endswith("run 1 has 0; run the same command again")
+
+
 def test_a_server_that_ends_answers_early_is_told_at_once() -> None:
     with openai_server(Manners(tires_after=7, ttft_s=0.2, itl_s=0.02)) as server:
         line = refused(size(server.url, model=MODEL))

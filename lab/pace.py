@@ -56,7 +56,8 @@ class Pace:
         decoding sequences in the same step and mean context. Raises ServerError if there are no timings."""
         try:
             model, chip = catalog.model(self.model), catalog.gpu(self.gpu)
-            engine = kernels.open_engine(model, chip.id, self.engine, Layout(self.tp), self.precision)
+            precision = catalog.precision_named(self.precision) or self.precision
+            engine = kernels.open_engine(model, chip.id, self.engine, Layout(self.tp), precision)
         except (CatalogueError, EstimateUnavailable) as error:
             raise ServerError(
                 f"no step times for {self.model} on {self.tp} {self.gpu} in {self.precision}: {error}"

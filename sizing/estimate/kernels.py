@@ -80,7 +80,7 @@ def _open(
     model_id: str, gpu: str, backend: str, layout: Layout, as_published: bool, precision: str
 ) -> TimedModel | str:
     # Why a cached text and not an exception: a failure takes as long as a success and is asked for as often.
-    reason = f"{backend} has no setting for {precision}"
+    reason = f"no setting for {precision}"
     if not bundled(model_id):
         return "the kernel database does not know the model"
     for settings in _settings(backend, gpu, as_published, precision):
@@ -104,7 +104,8 @@ def _settings(backend: str, gpu: str, as_published: bool, precision: str) -> lis
     if precision == "mxfp4" and backend in MXFP8_ENGINES and gpu in MXFP8_GPUS:
         quants = [quant | {"moe_quant_mode": "w4a8_mxfp4_mxfp8"} for quant in quants] + quants
     if not as_published or precision == "bf16":
-        mode = _MODES[precision]
+        if (mode := _MODES.get(precision)) is None:
+            return []
         kv = "bfloat16" if precision == "bf16" else "fp8"
         base = {"gemm_quant_mode": mode, "moe_quant_mode": mode, "kvcache_quant_mode": kv}
         attentions = [kv, "bfloat16"] if backend != "vllm" else ["bfloat16"]  # vLLM has no fp8 prefill attention

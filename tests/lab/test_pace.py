@@ -184,6 +184,7 @@ def test_the_worker_runs_in_the_engines_process(tmp_path: Path, pace: Pace | Non
         ("Qwen/Qwen3-32B,h100_sxm,two,bf16", "must be MODEL,GPU,TP,PRECISION"),
         ("nobody/none,h100_sxm,2,bf16", "no step times for nobody/none on 2 h100_sxm in bf16"),
         ("Qwen/Qwen3-32B,abacus,2,bf16", "on 2 abacus in bf16: unknown GPU"),
+        ("Qwen/Qwen3-32B,h100_sxm,2,int4", "on 2 h100_sxm in int4: vllm: no setting for int4"),
     ],
 )
 def test_a_pace_that_nobody_knows_is_refused_in_a_line(text: str, said: str, tmp_path: Path) -> None:

@@ -928,6 +928,7 @@ def prefill_iteration(
         if engine.send_s > 0:
             note_sent(state, state.running)
         decode(engine, state, work, requests, 1, step_s, 0.0)
+        state.waited = 0
     else:
         step_s = factor * iteration_s(engine, work, 0, 0.0, prompt_tokens, attention, state.admitted)
         state.clock_s += step_s
@@ -936,7 +937,6 @@ def prefill_iteration(
         if state.next_cancel_s < state.clock_s:
             cancel(engine, state, work, requests, False)
     state.looked = state.formed + 1
-    state.waited = 0
     for place in range(state.joining):
         start_decoding(engine, state, work, requests, work.joining[place])
     if engine.policy == STATIC and state.running > 0:

@@ -193,7 +193,7 @@ class State:
     formed: int  # if engines overlook: iterations formed since the start; the last of them ends at clock_s
     formed_s: float  # how long that one takes
     looked: int  # the iteration before which the engine last looked at what had arrived, as far as it matters
-    waited: int  # decode steps, since prompts last ran, in which prompts that could have run waited for others
+    waited: int  # decode steps, since prompts last ran beside decodes, in which prompts that could have run waited
     awaiting: int  # 1 if they do in the iteration that is being formed
     sent_s: float  # where sending tokens takes time: until when they are counted
     sent_per_s: float  # tokens/s that running sequences had lately

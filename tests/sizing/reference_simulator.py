@@ -121,7 +121,7 @@ class SlowReplica:
         self.iterations_when_idle = 0
         self.looked = 0  # the iteration before which it last looked
         self.had_prompts = False  # whether the last iteration had some
-        self.waited = 0  # iterations since then in which prompts could have run and did not
+        self.waited = 0  # iterations since prompts last ran beside decodes in which they could have run and did not
         self.waiting: list[Slot] = []
         self.slots: list[Slot] = []
         self.batch: list[Slot] = []
@@ -210,7 +210,7 @@ class SlowReplica:
         running = sum(s.decoding for s in self.slots)
         decodes = 0 if self._prompts_alone else running * self.checked_tokens
         chunks = [] if not paused and self._wait_for_others(decodes) else self._chunks(decodes, not paused)
-        if chunks:
+        if chunks and running:
             self.waited = 0
         decoding = [] if chunks and self._prompts_alone else [s for s in self.slots if s.decoding]
         attention = sum(chunk * (s.cached + s.computed + chunk / 2) for s, chunk in chunks)

@@ -70,6 +70,12 @@ def test_a_prompt_once_begun_goes_on() -> None:
     assert first_tokens(engine, [0.0, 1.5], [10, 250], [60, 9]) == pytest.approx([1, 5])
 
 
+def test_prompts_that_run_with_nothing_to_decode_leave_the_steps_counted() -> None:
+    """The second waits in ticks 3 and 4 and runs in tick 5, when the first has ended; TensorRT-LLM's counter, which it
+    looks at beside decodes alone, still has these two of the four steps, so the third waits in ticks 7 and 8."""
+    assert first_tokens(waiting(4), [0.0, 1.5, 5.5], [10] * 3, [4, 60, 9]) == pytest.approx([1, 5, 9])
+
+
 def test_with_look_ahead_the_wait_begins_when_the_prompt_is_seen() -> None:
     engine = waiting(4, policy="whole_prompt", lookahead_steps=1.0)
     assert first_tokens(engine, [0.0, 1.5], [10, 10], [60, 9]) == pytest.approx([1, 8])

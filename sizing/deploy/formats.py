@@ -234,6 +234,8 @@ def _trtllm(pool: Pool) -> Told:
         "batch_wait_max_tokens_ratio": settings.batch_wait_ratio if settings.batch_wait_steps else None,
         "kv_cache_config": {name: value for name, value in cache.items() if value is not None},
         "scheduler_config": {"capacity_scheduler_policy": policy},
+        "return_perf_metrics": True,  # without both there are no gauges at /prometheus/metrics
+        "enable_iter_perf_stats": True,
     }
     return Told({}, {name: value for name, value in config.items() if value is not None}, (*notes, *asked))
 
@@ -683,7 +685,10 @@ def _keda(plan: Deployment) -> dict[str, str]:
 def _scaling_notes(plan: Deployment, in_flight: float) -> list[str]:
     engine = engine_of(plan.fleet)
     gauges = " + ".join(ENGINES[engine].gauges)
-    later = [f"{gauges}: of TensorRT-LLM later than 1.2, at /prometheus/metrics, with enable_iter_perf_stats"]
+    later = [
+        f"{gauges}: of TensorRT-LLM later than 1.2, at /prometheus/metrics, with return_perf_metrics and "
+        "enable_iter_perf_stats, as in this plan's configuration"
+    ]
     return [
         f"{_quantity(in_flight)} requests run or wait in a working replica on average at the planned load ({gauges}): "
         "then all replicas of the plan are there, and never more",

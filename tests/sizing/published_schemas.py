@@ -199,6 +199,8 @@ TRTLLM = thing(
     max_seq_len=COUNT,
     enable_chunked_prefill={"type": "boolean"},
     disable_overlap_scheduler={"type": "boolean"},
+    return_perf_metrics={"type": "boolean"},
+    enable_iter_perf_stats={"type": "boolean"},
     cache_transceiver_config=thing("backend", backend=one("DEFAULT", "UCX", "NIXL", "MPI")),
     kv_cache_config=thing(
         "enable_block_reuse",

@@ -366,6 +366,13 @@ def test_gauges_that_nobody_scrapes_scale_nothing_down() -> None:
         assert f"sum({gauge}" in trigger["metadata"]["query"]
 
 
+def test_tensorrt_llm_is_told_to_have_the_gauges_that_its_replicas_are_scaled_by() -> None:
+    """openai_server.py mounts /prometheus/metrics by the one, and writes iterations' gauges there by the other."""
+    config, _ = yaml.safe_load_all(FORMATS["kserve"](deployment_of(document(engine="trtllm")))["inferenceservice.yaml"])
+    told = yaml.safe_load(config["data"]["trtllm-config.yaml"])
+    assert told["return_perf_metrics"] and told["enable_iter_perf_stats"]
+
+
 def test_how_requests_are_routed_is_said_where_it_is_not_at_random() -> None:
     asked = "fewest requests outstanding"
     for routing, said in (("random", False), ("least_outstanding", True)):
@@ -669,6 +676,8 @@ class Base:
     enable_attention_dp: bool
     max_seq_len: Optional[int]
     enable_chunked_prefill: bool
+    return_perf_metrics: bool
+    enable_iter_perf_stats: bool
 class TorchLlmArgs(Base):
     kv_cache_config: KvCacheConfig
     scheduler_config: Optional[SchedulerConfig]

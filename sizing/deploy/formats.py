@@ -209,6 +209,16 @@ def _trtllm(pool: Pool) -> Told:
             f"simulated with {layout.dp} ranks of TP{layout.tp}; TensorRT-LLM's attention DP has a rank for each GPU: "
             "set enable_attention_dp and divide the limits by hand"
         )
+    if layout.dp > 1 and settings.batch_wait_steps:
+        notes.append(
+            f"simulated with prompts that wait for others up to {settings.batch_wait_steps} decode steps; with "
+            "enable_attention_dp TensorRT-LLM starts them at once"
+        )
+    if settings.policy == "static":
+        notes.append(
+            "simulated with a batch of max_batch_size whatever the tokens of its prompts; a STATIC_BATCH has the "
+            "prompts that max_num_tokens holds, and no more: raise it to those of a batch"
+        )
     if settings.max_waiting:
         notes.append(f"simulated with at most {settings.max_waiting} requests waiting; trtllm-serve rejects none")
     if settings.kv_bytes_per_gpu is not None:

@@ -135,7 +135,14 @@ def test_the_limits_of_every_engine_are_those_that_were_simulated(
 @pytest.mark.parametrize(
     ("batching", "said"),
     [
-        (Batching("static", 64), {"vllm": "simulated as static", "sglang": "simulated as static"}),
+        (
+            Batching("static", 64),
+            {
+                "vllm": "simulated as static",
+                "sglang": "simulated as static",
+                "trtllm": "prompts that max_num_tokens holds",
+            },
+        ),
         (Batching("prefill_first"), {"vllm": "as prefill_first", "trtllm": "as prefill_first"}),
         (Batching("whole_prompt"), {"sglang": "as whole_prompt"}),
         (Batching(kv_tokens=10**6), {"vllm": "preempts where memory runs out", "sglang": "retracts where memory"}),
@@ -158,6 +165,8 @@ def test_tensorrt_llm_is_told_how_long_prompts_wait_for_others() -> None:
     told = yaml_of(FORMATS["trtllm"](waits), "trtllm-config.yaml")
     assert (told["batch_wait_timeout_iters"], told["batch_wait_max_tokens_ratio"]) == (20, 0.9)
     assert "wait for others" not in FORMATS["trtllm"](waits)["trtllm.sh"]
+    ranks = deployment_of(document(Batching(batch_wait_steps=20), Layout(1, dp=8)))  # py_executor.py: _schedule
+    assert "starts them at once" in FORMATS["trtllm"](ranks)["trtllm.sh"]
     at_once = yaml_of(FORMATS["trtllm"](deployment_of(document(Batching(batch_wait_ratio=0.9)))), "trtllm-config.yaml")
     assert not {"batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"} & set(at_once)
 

@@ -321,6 +321,7 @@ class Engine:
 
 RUNNING, WAITING = "engine_requests_running_mean", "engine_requests_waiting_mean"
 KV_SHARE, KV_TOKENS = "kv_cache_used_share_mean", "kv_cache_tokens"
+BATCH_LIMIT, TOKEN_BUDGET = "engine_max_batch_size", "engine_token_budget"
 ENGINES = (
     Engine(
         finished="vllm:request_success_total",
@@ -369,8 +370,8 @@ ENGINES = (
             "trtllm_kv_cache_utilization": KV_SHARE,
             "trtllm_kv_cache_max_blocks": "kv_cache_blocks_max_mean",
             "trtllm_kv_cache_tokens_per_block": "kv_cache_tokens_per_block",
-            "trtllm_max_batch_size_static": "engine_max_batch_size",
-            "trtllm_max_num_tokens_runtime": "engine_token_budget",
+            "trtllm_max_batch_size_static": BATCH_LIMIT,
+            "trtllm_max_num_tokens_runtime": TOKEN_BUDGET,
             "trtllm_num_paused_requests": "engine_requests_paused_mean",
         },
         times={
@@ -415,6 +416,9 @@ def engine_gauges(page: Page) -> dict[str, float]:
             if values := page.values(family, priority="") or page.values(family):
                 alike = name not in (RUNNING, WAITING, KV_TOKENS)  # these add up over several engines of a server
                 found[name] = sum(values) / len(values) if alike else sum(values)
+    for name in (BATCH_LIMIT, TOKEN_BUDGET):
+        if found.get(name) == 0:  # TensorRT-LLM's PyTorch backend has no value for it
+            del found[name]
     found |= _vllm_cache(page)
     blocks, per_block = found.get("kv_cache_blocks_max_mean"), found.get("kv_cache_tokens_per_block")
     if blocks and per_block:

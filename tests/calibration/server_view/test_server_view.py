@@ -556,6 +556,8 @@ trtllm_request_queue_time_seconds_count{{model_name="toy"}} {n}
         assert (found["engine_requests_running_mean"], found["engine_requests_waiting_mean"]) == (5, 3)
         assert (found["kv_cache_used_share_mean"], found["kv_cache_tokens"]) == (0.5, 120_000)
     assert found["engine_max_batch_size"] == 256
+    by_pytorch = "trtllm_max_batch_size_static 0\ntrtllm_max_num_tokens_runtime 0\ntrtllm_num_requests_running 0\n"
+    assert gauge_means([parse_page(by_pytorch, "test", 0.0)], "toy") == {"engine_requests_running_mean": 0}
 
 
 def test_the_ranks_of_an_sglang_engine_tell_one_cache_and_the_same_requests() -> None:

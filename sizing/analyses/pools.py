@@ -100,28 +100,44 @@ def run_together(question: Question, pair: Pair, rate_per_s: float) -> Simulated
 def enlarged(question: Question, pair: Pair) -> Pair | Rejection:
     """The pools, enlarged until the SLA holds in simulation at the planned load over (1 - headroom).
 
-    Over the TTFT limit the prefill pool grows, over another the decode pool; without a steady state the busier one.
+    Over the TTFT limit the prefill pool grows, over the one on ITL the decode pool, over the one on E2E alone the pool
+    that shortens it more for its GPUs; without a steady state the busier one.
     """
     prefill, decode = pair.prefill, pair.decode
     most = MOST * (prefill.fleet.working + decode.fleet.working) + 2
     while True:
         pair = replace(pair, prefill=prefill, decode=decode)
-        run = run_together(question, pair, question.workload.rate_per_s / (1 - question.headroom))
+        run = run_together(question, pair, planned_for_per_s(question))
         if run.meets(question.sla):
             return pair
         if prefill.fleet.working + decode.fleet.working >= most:
             return _out_of_reach(question, decode, run.prediction())
-        if _prompts_are_late(question, prefill, decode, run):
+        if _prompts_are_late(question, pair, run):
             prefill = prefill.enlarged()
         else:
             decode = decode.enlarged()
 
 
-def _prompts_are_late(question: Question, prefill: Pool, decode: Pool, run: Simulated) -> bool:
-    ttft = question.sla.ttft
-    if run.saturated or ttft is None:
-        return prefill.busy > decode.busy
-    return run.exceeding_share(ttft) > 1 - ttft.percentile / 100
+def planned_for_per_s(question: Question) -> float:
+    """Requests/s at which both pools must hold the SLA: headroom is kept."""
+    return question.workload.rate_per_s / (1 - question.headroom)
+
+
+def _prompts_are_late(question: Question, pair: Pair, run: Simulated) -> bool:
+    sla = question.sla
+    if run.saturated or sla.ttft is None:
+        return pair.prefill.busy > pair.decode.busy
+    if sla.e2e is None or any(not run.meets(Sla(limit)) for limit in (sla.ttft, sla.itl) if limit):
+        return not run.meets(Sla(sla.ttft))
+    e2e, e2e_s = sla.e2e, run.prediction().value_s(sla.e2e)
+
+    def shorter_s_per_gpu(grown: Pair) -> float:
+        then = run_together(question, grown, planned_for_per_s(question)).prediction()
+        return (e2e_s - then.value_s(e2e)) / (grown.gpus - pair.gpus)
+
+    grown = replace(pair, prefill=pair.prefill.enlarged()), replace(pair, decode=pair.decode.enlarged())
+    by_prefill, by_decode = map(shorter_s_per_gpu, grown)
+    return by_prefill > by_decode
 
 
 def _out_of_reach(question: Question, decode: Pool, predicted: Prediction) -> Rejection:
@@ -207,7 +223,7 @@ def pools_of(question: Question, candidates: Sequence[Candidate], method: Method
     def cost(pair: Pair) -> float:
         return pair.gpus * weight_of(question, pair.decode.fleet.candidate.gpu)
 
-    pairs = sorted((pair for pair in sized if isinstance(pair, Pair)), key=cost)
+    pairs = sorted((pair for found in sized if not isinstance(found, Rejection) for pair in found), key=cost)
     rejected = [miss for miss in sized if isinstance(miss, Rejection)]
     best: Pair | None = None
     for pair in pairs:
@@ -251,16 +267,16 @@ TIGHTER, TIGHTER_BY = 12, 0.93
 prompts take is missing when the answer is decoded."""
 
 
-def _sized_apart(question: Question, candidates: Sequence[Candidate]) -> Pair | Rejection:
-    """The pair of the fewest GPUs by formula, each pool of the candidate that needs the fewest; the decode pool as if
-    all prompts had the mean length. A Rejection where no pair keeps the limits, or ScenarioError where prompts alone
-    exceed the one on E2E."""
+def _sized_apart(question: Question, candidates: Sequence[Candidate]) -> list[Pair] | Rejection:
+    """Pairs by formula, each pool of the candidate that needs the fewest GPUs; the decode pool as if all prompts had
+    the mean length. A Rejection where no pair keeps the limits, or ScenarioError where prompts alone exceed the one on
+    E2E."""
     wider = [
         replace(each, relative_sigma=math.hypot(each.relative_sigma, POOLS_SIGMA), variants=(), open_loops=())
         for each in candidates
     ]
     served = {decode_only(each.replica, question): each.replica for each in candidates}
-    pairs: list[Pair] = []
+    pairs: dict[tuple[Candidate, int, Candidate, int], Pair] = {}
     misses: list[Rejection | ScenarioError] = []
     of_prefill = prefill_question(question)
     for _ in range(TIGHTER if question.sla.e2e else 1):
@@ -280,10 +296,11 @@ def _sized_apart(question: Question, candidates: Sequence[Candidate]) -> Pair | 
                 misses.append(decode)
             else:
                 prompts = Pool(of_prefill, prefill, prefill.candidate.replica)
-                pairs.append(Pair(prompts, Pool(of_decode, decode, served[decode.candidate.replica]), travel_s))
+                pair = Pair(prompts, Pool(of_decode, decode, served[decode.candidate.replica]), travel_s)
+                pairs.setdefault((prefill.candidate, prefill.working, decode.candidate, decode.working), pair)
         of_prefill = replace(of_prefill, sla=Sla(replace(limit, limit_s=TIGHTER_BY * ttft_s)))
     if pairs:
-        return min(pairs, key=lambda pair: pair.gpus)
+        return list(pairs.values())
     if isinstance(misses[0], ScenarioError):
         raise misses[0]
     return misses[0]

@@ -16,6 +16,7 @@ from sizing.analyses.pools import (
     decode_question,
     disaggregate,
     enlarged,
+    pools_of,
     prefill_question,
     run_together,
 )
@@ -24,6 +25,7 @@ from sizing.edge import BY_FORMULA
 from sizing.errors import ScenarioError
 from sizing.estimate import estimate
 from sizing.plans import Candidate, Fleet, Rejection
+from sizing.question import Question
 from sizing.simulator import simulate_disaggregated
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.whatif_cases import LENGTHS, QUESTION, QWEN, SLA, after
@@ -148,6 +150,18 @@ def test_pools_that_no_growth_helps_are_a_rejection(bf16: Candidate) -> None:
     lost = enlarged(hopeless, Pair(prefill, decode, pools.transfer_s))
     assert isinstance(lost, Rejection)
     assert "p95 ITL" in lost.why
+
+
+@pytest.mark.parametrize(("model", "limit_s"), [("Qwen/Qwen3-8B", 1.3), (QWEN, 2.5)])
+def test_prompts_that_make_answers_late_get_more_replicas_or_another_layout(model: str, limit_s: float) -> None:
+    """Prompts that vary miss a limit on p99 E2E whose TTFT is fine: no decode replica makes up for that."""
+    lengths = Lengths(8000, 20, 0.5)
+    sla = Sla(Limit.parse("ttft", "p50:1.67s"), Limit("e2e", 99, limit_s))
+    candidates = [estimate(model, "h200_sxm", tp, "bf16", lengths) for tp in (1, 4)]
+    pools = pools_of(Question(model, Workload(lengths, 2.0), sla), candidates)
+    assert isinstance(pools, Pools)
+    assert pools.predicted is not None
+    assert pools.predicted.meets(sla)
 
 
 @pytest.mark.parametrize(

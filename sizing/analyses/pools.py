@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sizing.analyses.whatif import LINK_SHARE, Setup, sheet_of
-from sizing.edge import BY_FORMULA, BY_SIMULATION, Method
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed
 from sizing.engine import UNLIMITED_KV_TOKENS, Replica
 from sizing.errors import ScenarioError
 from sizing.explain import distance_from_sla
@@ -269,15 +269,14 @@ prompts take is missing when the answer is decoded."""
 
 def _sized_apart(question: Question, candidates: Sequence[Candidate]) -> list[Pair] | Rejection:
     """Pairs by formula, each pool of the candidate that needs the fewest GPUs; the decode pool as if all prompts had
-    the mean length. A Rejection where no pair keeps the limits, or ScenarioError where prompts alone exceed the one on
-    E2E."""
+    the mean length. A Rejection where no pair keeps the limits."""
     wider = [
         replace(each, relative_sigma=math.hypot(each.relative_sigma, POOLS_SIGMA), variants=(), open_loops=())
         for each in candidates
     ]
     served = {decode_only(each.replica, question): each.replica for each in candidates}
     pairs: dict[tuple[Candidate, int, Candidate, int], Pair] = {}
-    misses: list[Rejection | ScenarioError] = []
+    misses: list[Rejection] = []
     of_prefill = prefill_question(question)
     for _ in range(TIGHTER if question.sla.e2e else 1):
         prefill = _fewest(of_prefill, wider)
@@ -288,8 +287,9 @@ def _sized_apart(question: Question, candidates: Sequence[Candidate]) -> list[Pa
         ttft_s, travel_s = prefill.predicted.value_s(limit), transfer_s(prefill.candidate, question)
         try:
             of_decode = decode_question(question, ttft_s, travel_s)
-        except ScenarioError as error:
-            misses.append(error)
+        except SlaMissed as missed:
+            why = f"prefill and transfer alone exceed {missed.limit}"
+            misses.append(Rejection.of(prefill.candidate, "sla", why, missed.limit, missed.alone))
         else:
             decode = _fewest(of_decode, [replace(each, replica=decode_only(each.replica, question)) for each in wider])
             if isinstance(decode, Rejection):
@@ -299,11 +299,7 @@ def _sized_apart(question: Question, candidates: Sequence[Candidate]) -> list[Pa
                 pair = Pair(prompts, Pool(of_decode, decode, served[decode.candidate.replica]), travel_s)
                 pairs.setdefault((prefill.candidate, prefill.working, decode.candidate, decode.working), pair)
         of_prefill = replace(of_prefill, sla=Sla(replace(limit, limit_s=TIGHTER_BY * ttft_s)))
-    if pairs:
-        return list(pairs.values())
-    if isinstance(misses[0], ScenarioError):
-        raise misses[0]
-    return misses[0]
+    return list(pairs.values()) or misses[0]
 
 
 def _fewest(question: Question, candidates: Sequence[Candidate]) -> Fleet | Rejection:
@@ -322,7 +318,7 @@ def prefill_question(question: Question) -> Question:
 def decode_question(question: Question, ttft_s: float, transfer_s: float) -> Question:
     """Requests whose prompt is one token long, under what the prefill and the transfer leave of ITL and E2E.
 
-    ITL = (E2E - TTFT) / (OSL - 1): the transfer takes its share of every gap.
+    ITL = (E2E - TTFT) / (OSL - 1): the transfer takes its share of every gap. Raises SlaMissed where nothing is left.
     """
     lengths, sla = question.workload.lengths, question.sla
     gaps = lengths.osl - 1
@@ -330,7 +326,7 @@ def decode_question(question: Question, ttft_s: float, transfer_s: float) -> Que
     for limit, taken_s in ((sla.itl, transfer_s / gaps), (sla.e2e, ttft_s + transfer_s)):
         if limit is not None:
             if limit.limit_s <= taken_s:
-                raise ScenarioError(f"disaggregated: prefill and transfer alone exceed {limit}")
+                raise SlaMissed(limit, taken_s)
             limits.append(replace(limit, limit_s=limit.limit_s - taken_s))
     if not limits:
         raise ScenarioError("disaggregated: the decode pool needs a limit on ITL or E2E")

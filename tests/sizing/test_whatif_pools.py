@@ -169,9 +169,19 @@ def test_prompts_that_make_answers_late_get_more_replicas_or_another_layout(mode
     [
         (Sla(SLA.itl), "TTFT limit"),
         (Sla(SLA.ttft), "limit on ITL or E2E"),
-        (Sla(SLA.ttft, Limit.parse("e2e", "p95:1ms")), "alone exceed"),
     ],
 )
 def test_pools_need_a_limit_each(sla: Sla, text: str, bf16: Candidate) -> None:
     with pytest.raises(ScenarioError, match=text):
         disaggregate(Setup(bf16, dataclasses.replace(QUESTION, sla=sla)))
+
+
+def test_prompts_that_are_too_slow_on_one_gpu_leave_the_others_their_pools(bf16: Candidate) -> None:
+    slow = dataclasses.replace(
+        bf16, gpu="l40s", replica=dataclasses.replace(bf16.replica, law=bf16.replica.law.scaled(20))
+    )
+    question = dataclasses.replace(QUESTION, sla=Sla(Limit.parse("ttft", "p95:20s"), Limit.parse("e2e", "p95:8s")))
+    alone = pools_of(question, [slow])
+    assert isinstance(alone, Rejection)
+    assert "alone exceed" in alone.why
+    assert isinstance(pools_of(question, [slow, bf16]), Pools)

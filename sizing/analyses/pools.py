@@ -10,10 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from sizing.analyses.whatif import LINK_SHARE, Setup, sheet_of
 from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed
 from sizing.engine import UNLIMITED_KV_TOKENS, Replica
-from sizing.errors import ScenarioError
+from sizing.errors import RequestTooLong, ScenarioError
 from sizing.explain import distance_from_sla
 from sizing.numbers import milliseconds, percent
 from sizing.planner import cheapest, survey
@@ -23,6 +25,7 @@ from sizing.prediction import Prediction
 from sizing.question import Question, weight_of
 from sizing.queueing import predict
 from sizing.simulator import Simulated, simulate_disaggregated
+from sizing.simulator.sampling import sample_requests
 from sizing.workload import Prefix, Sla
 
 # --- A prefill and a decode pool run together in simulation, and enlarged until the SLA holds there
@@ -216,15 +219,22 @@ def pools_of(question: Question, candidates: Sequence[Candidate], method: Method
     if question.sla.gap is not None:
         raise ScenarioError("disaggregated: gaps between tokens are not simulated over two pools: limit ITL instead")
     groups: dict[tuple[str, str, str], list[Candidate]] = {}
+    rejected: list[Rejection] = []
     for candidate in candidates:
-        groups.setdefault((candidate.gpu, candidate.precision, candidate.engine), []).append(candidate)
+        try:
+            if method is BY_SIMULATION:  # with lengths that vary, it draws some far above their mean
+                sample_requests(candidate.replica, question.workload, REQUESTS, np.random.default_rng(0))
+        except RequestTooLong as error:
+            rejected.append(Rejection.of(candidate, "memory", str(error)))
+        else:
+            groups.setdefault((candidate.gpu, candidate.precision, candidate.engine), []).append(candidate)
     sized = [_sized_apart(question, members) for members in groups.values()]
 
     def cost(pair: Pair) -> float:
         return pair.gpus * weight_of(question, pair.decode.fleet.candidate.gpu)
 
     pairs = sorted((pair for found in sized if not isinstance(found, Rejection) for pair in found), key=cost)
-    rejected = [miss for miss in sized if isinstance(miss, Rejection)]
+    rejected += [miss for miss in sized if isinstance(miss, Rejection)]
     best: Pair | None = None
     for pair in pairs:
         if best is not None and cost(pair) >= cost(best):

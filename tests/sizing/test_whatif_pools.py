@@ -185,3 +185,13 @@ def test_prompts_that_are_too_slow_on_one_gpu_leave_the_others_their_pools(bf16:
     assert isinstance(alone, Rejection)
     assert "alone exceed" in alone.why
     assert isinstance(pools_of(question, [slow, bf16]), Pools)
+
+
+def test_a_cache_that_never_holds_the_longest_request_leaves_the_pools_to_the_other_layouts(bf16: Candidate) -> None:
+    small = dataclasses.replace(bf16.replica.batching, kv_tokens=12_000)
+    little = dataclasses.replace(bf16, replica=dataclasses.replace(bf16.replica, batching=small))
+    question = dataclasses.replace(QUESTION, workload=Workload(Lengths(2000, 256, 0.5), 3.0))
+    alone = pools_of(question, [little])
+    assert isinstance(alone, Rejection)
+    assert alone.kind == "memory"
+    assert isinstance(pools_of(question, [little, estimate(QWEN, "h200_sxm", 4, "bf16", LENGTHS)]), Pools)

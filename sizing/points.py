@@ -369,9 +369,12 @@ def _lines(raw: bytes) -> Iterator[str]:
 
 
 def _parse(rows: Iterator[list[str]], name: str, most: int, replicas: int) -> list[Point]:
+    rows = ([cell.strip() for cell in row] for row in rows)
     header = _header(next(rows, []), name)
     points: dict[Point, int] = {}
-    for number, row in enumerate(filter(None, rows), start=2):
+    for number, row in enumerate(rows, start=2):
+        if not any(row):  # a spreadsheet writes an empty row as commas
+            continue
         if len(points) == most:
             raise PointsError(f"{name}: more than {most:,} points: split it")
         point = _point(header, row, f"{name}, row {number}", replicas)

@@ -103,6 +103,23 @@ def test_a_table_of_semicolons_is_told_from_one_without_columns(tmp_path: Path) 
         read_points(path)
 
 
+def test_spaces_around_cells_and_empty_rows_change_nothing(tmp_path: Path) -> None:
+    """Of tables written by hand and by spreadsheets; a fault is told by the row that an editor shows."""
+    path = tmp_path / "points.csv"
+    header, *rows = ["model,precision,gpu,tp,isl,osl,load_kind,load_value,requests_per_s"] + [
+        f"m,bf16,g,1,100,{osl},concurrency,4,2" for osl in (10, 20)
+    ]
+    for text in ("\n".join([header, *rows]), "\n,,,,,,,,\n\n".join([header, *rows])):
+        path.write_text(text.replace(",", " , "))
+        assert [(point.model, point.load_kind, point.osl) for point in read_points(path)] == [
+            ("m", "concurrency", 10),
+            ("m", "concurrency", 20),
+        ]
+    path.write_text(path.read_text().replace("20", "-20"))
+    with pytest.raises(PointsError, match=r"row 7, column 'osl'"):
+        read_points(path)
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "label"),
     [

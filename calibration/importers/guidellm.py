@@ -49,6 +49,9 @@ from calibration.records import Measurement
 # --- The parts of GuideLLM's report that points are made of, in all three generations; texts and keys are never read
 
 MS = 1e-3
+MOST_LATE_S = 1e6
+"""Where a request is later than that, its target is no moment: release 0.5 may count those of the first random
+arrivals from -1 s, not from the start of the run."""
 
 
 class Strategy(Edge):
@@ -123,7 +126,7 @@ class GuidellmMetrics(Edge):
 class Timings(Edge):
     """Moments in seconds since 1970; `first_iteration` and `last_iteration` are the older names."""
 
-    targeted_start: Number | None = None
+    targeted_start: float | None = None
     resolve_start: Number | None = None
     request_start: Number | None = None
     first_token_iteration: Number | None = None
@@ -141,7 +144,7 @@ class Info(Edge):
 
     timings: Timings | None = None
     request_timings: Timings | None = None
-    targeted_start_time: Number | None = None
+    targeted_start_time: float | None = None
 
 
 class GuidellmRequest(Edge):
@@ -368,7 +371,8 @@ def _seen(request: GuidellmRequest, error: str, where: str) -> SeenRequests | No
     first_s = times.first_token_iteration or times.first_iteration
     last_s = times.last_token_iteration or times.last_iteration or times.request_end
     tokens = request.output_tokens or times.token_iterations
-    due_s = min(times.targeted_start or times.request_start, times.request_start)
+    due_s = min(times.targeted_start or 0.0, times.request_start)
+    due_s = due_s if times.request_start - due_s < MOST_LATE_S else times.request_start
     if error or first_s is None or last_s is None or not tokens:
         end_s = max(times.request_end or 0.0, times.request_start)
         error = error or (f"no time of a token; {UNSTREAMED}" if tokens else "no tokens")

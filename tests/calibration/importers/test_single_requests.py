@@ -190,6 +190,21 @@ def test_lateness_is_a_fact_only_where_the_file_tells_when_requests_were_due(gen
         assert bool(late) == bool(late_s)
 
 
+@pytest.mark.parametrize("target_s", [-0.87, 0.02, 1.48])
+def test_a_target_of_guidellm_that_is_no_moment_makes_nothing_late(target_s: float, tmp_path: Path) -> None:
+    """As in a run of 0.5.4, whose first random arrivals had targets from -0.87 to 1.48 s since 1970."""
+    traffic = [Law().request(k / 10) for k in range(60)]
+    document = json.loads(guidellm(traffic, {"type_": "poisson", "rate": 10.0}))
+    document["benchmarks"][0]["requests"]["successful"][3]["info"]["timings"]["targeted_start"] = target_s
+    found = measured(json.dumps(document), tmp_path)
+    assert found.log is not None and len(found.log) == 60
+    assert found.point.ttft_mean_s == pytest.approx(Law().ttft_s, abs=2e-6)
+    assert (
+        found.point.duration_s
+        == measured(guidellm(traffic, {"type_": "poisson", "rate": 10.0}), tmp_path).point.duration_s
+    )
+
+
 @pytest.mark.parametrize(
     ("empty_first_s", "empty_final_s"), [(0.001, None), (None, 0.03), (0.001, 0.03)], ids=["first", "final", "both"]
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -18,25 +18,36 @@ from sizing.engine import Replica
 from sizing.errors import CatalogueError, RequestTooLong
 from sizing.numbers import gpus, percent
 from sizing.plans import Candidate, Fleet, MeanBased, Rejection
-from sizing.prediction import Caution, Prediction
+from sizing.prediction import Caution, CautionKind, Prediction
 from sizing.question import Question, Setting
 from sizing.queueing import stable_rate_per_s
 from sizing.queueing.percentiles import disagreement
 from sizing.simulator import Simulated, measure_closed
 from sizing.simulator.sampling import cached_tokens
-from sizing.workload import METRICS, Lengths, Limit, Prefix, Sla, metric_name
+from sizing.workload import METRICS, Lengths, Limit, Metric, Prefix, Sla, metric_name
 
 Sized = TypeVar("Sized")
 
 
+NOT_IN_POINTS: Mapping[CautionKind, tuple[str, tuple[Metric, ...]]] = {
+    "no_ttft": ("no TTFT was measured", ("ttft", "e2e")),
+    "all_queued": ("users waited at every level measured", ("ttft", "e2e")),
+    "unmeasured_isl": ("no such prompts were measured", ("ttft", "e2e")),
+    "no_itl": ("only answers of one token were measured", ("itl", "gap", "e2e")),
+}
+"""Why points hardly tell a latency, and which, by the caution of a fit that says more."""
+
+
 def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> Rejection:
-    """A candidate whose replica misses a limit even with hardly any load."""
+    """A candidate whose replica misses a limit even with hardly any load; and why its points may be wrong about it."""
     limit, by = missed.limit, "simulation" if missed.simulated else "formula"
     why = (
         f"misses {metric_name(limit.metric)} even at {percent(IDLE)} of the load that it carries: "
         f"{idle_name(limit, lengths)} is {limit.said(missed.alone)} by {by}, the limit is {limit.said(limit.limit_s)}"
     )
-    return Rejection.of(candidate, "sla", why, limit, missed.alone)
+    told = [NOT_IN_POINTS[each.kind] for each in candidate.warnings if each.kind in NOT_IN_POINTS]
+    doubts = [f"hardly known, as {doubt}" for doubt, metrics in told if limit.metric in metrics]
+    return Rejection.of(candidate, "sla", "; ".join([why, *doubts]), limit, missed.alone)
 
 
 def idle_name(limit: Limit, lengths: Lengths) -> str:

@@ -1054,8 +1054,8 @@ CAUTIONS: dict[CautionKind, str] = {
         "hide there; measure with lengths that vary, or start the users one after the other"
     ),
     "all_queued": (
-        "users waited for slots or memory at every level: a TTFT without a queue is hardly known, and may be off by a "
-        "factor of several: measure a few users too"
+        "users waited for slots or memory at every level: a TTFT without a queue is hardly known, and may be far off: "
+        "measure a few users too"
     ),
     "one_level": (
         "estimated, scaled by {points} measured {noun} at {load}: how times change with the load is not measured; "

@@ -23,6 +23,7 @@ from sizing.errors import ScenarioError
 from sizing.explain import dilution
 from sizing.planner import size
 from sizing.plans import Fleet, NoFeasiblePlan
+from sizing.prediction import Caution
 from sizing.question import Question, Setting
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.simulator import Simulated, Watch, simulate, simulate_fleet
@@ -30,7 +31,7 @@ from sizing.simulator.runs import Stream, simulate_streams
 from sizing.simulator.scheduler import EDGES_S, TokenGaps
 from sizing.simulator.state import GAP_BINS
 from sizing.text import caution, sizing_by_means
-from sizing.workload import Arrivals, Lengths, Limit, Prefix, Sla, Workload
+from sizing.workload import Arrivals, Lengths, Limit, Metric, Prefix, Sla, Workload
 from tests.sizing import fleets_at_hand
 from tests.sizing.engines import LAW, candidate, question
 from tests.sizing.replica_runs import NOTHING
@@ -227,6 +228,18 @@ def test_a_level_response_is_read_at_its_far_end_before_a_cliff() -> None:
     rates, levels = np.array([1.0, 2.0, 3.0, 3.1, 6.0, 9.0]), np.array([-3.0, -3.0, -3.0, 0.5, 0.5, 0.5])
     assert 3.0 <= LoadResponse(rates, levels).rate_per_s(0.0) <= 3.1
     assert LoadResponse(rates, levels).rate_per_s(-3.1) == 0.0
+
+
+@pytest.mark.parametrize("metric", ["ttft", "itl"])
+def test_a_limit_that_no_load_keeps_says_what_the_points_do_not_tell_of_it(metric: Metric) -> None:
+    doubtful = replace(candidate(), warnings=(Caution("all_queued"), Caution("no_itl")))
+    with pytest.raises(NoFeasiblePlan) as missed:
+        planner.plan(question(sla=Sla(Limit(metric, 95, 1e-5))), [doubtful])
+    why = missed.value.rejected[0].why
+    assert ("as users waited" in why, "as only answers of one token" in why) == (
+        metric == "ttft",
+        metric == "itl",
+    )
 
 
 def test_a_gap_limit_that_no_load_keeps_is_named_with_the_smallest_that_would_do() -> None:

@@ -173,7 +173,8 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
             server = VllmServer(settings) if engine == "vllm" else SglangServer(settings)
             _wait(server, lambda server: f"url={server.url} model={MODEL} metrics={server.metrics_url}")
         return
-    _refuse_others(context, set(context.params) - {*NOT_TRITONS, "behind"}, "vllm")
+    _refuse_others(context, set(context.params) - {"experts", "behind"}, "vllm")
+    _refuse_others(context, set(context.params) - {*NOT_TRITONS}, "vllm or sglang")
     if repository is not None:
         _refuse_what_it_says_itself(context)
         _look_through(repository)

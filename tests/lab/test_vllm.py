@@ -181,7 +181,8 @@ def test_nothing_is_left_of_a_server_that_ended(server: VllmServer) -> None:
         (("--engine", "vllm", "--hidden", "100"), "hidden must be a multiple of 32 times heads"),
         (("--engine", "vllm", "--kv-tokens", "100"), "kv_tokens must hold a sequence of 512 tokens"),
         (("--engine", "vllm", "--token-budget", "8"), "token_budget must be at least max_batch_size"),
-        (("--look-ahead",), "--look-ahead is for --engine vllm"),
+        (("--look-ahead",), "--look-ahead is for --engine vllm or sglang"),
+        (("--pace", PACE), "--pace is for --engine vllm or sglang"),
         (("--engine", "vllm", "--receive-interval-steps", "2"), "--receive-interval-steps is for --engine sglang"),
         (
             ("--engine", "sglang", "--receive-interval-steps", "0", "--pace", PACE),

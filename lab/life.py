@@ -109,7 +109,7 @@ class Server(ABC):
         status = self._started.poll()
         if status is not None:
             raise ServerError(
-                f"{self.recipe.server} ended with status {status}: {last_error(self.log)}; log: {self.log}"
+                f"{self.recipe.server} ended with status {status}: {why_ended(status, self.log)}; log: {self.log}"
             )
 
     def stop(self) -> None:
@@ -132,8 +132,9 @@ class Server(ABC):
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.ready_within_s
         while not all(map(answers, self._pages)):
-            if self._started.poll() is not None:
-                raise ServerError(f"{self.recipe.server} did not start: {last_error(self.log)}; log: {self.log}")
+            if (status := self._started.poll()) is not None:
+                why = why_ended(status, self.log)
+                raise ServerError(f"{self.recipe.server} did not start: {why}; log: {self.log}")
             if time.monotonic() > deadline:
                 within = f"{self.ready_within_s:.0f} s"
                 raise ServerError(f"{self.recipe.server} was not ready within {within}; log: {self.log}")
@@ -188,6 +189,13 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+def why_ended(status: int, log: Path) -> str:
+    """A process that was killed has not said so in its log, which may name other faults."""
+    if status == -signal.SIGKILL:
+        return "it was killed, as the kernel does where memory runs out"
+    return last_error(log)
 
 
 def last_error(log: Path) -> str:

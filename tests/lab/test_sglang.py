@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lab.life import last_error, on_other_cores
+from lab.life import on_other_cores, why_ended
 from lab.pace import PACED, SMALLEST, Pace
 from lab.sglang.server import SglangServer, flags
 from lab.vllm.settings import Settings
@@ -153,7 +154,8 @@ def test_the_line_on_a_server_that_does_not_start_is_not_about_models_it_never_s
         "[2026-11-29 03:32:42] Ignore import error when loading sglang.srt.models.mamba: cannot import name\n"
         "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=-0.049.\n"
     )
-    assert last_error(log).startswith("ValueError: Loaded weights")
+    assert why_ended(1, log).startswith("ValueError: Loaded weights")
+    assert why_ended(-signal.SIGKILL, log).startswith("it was killed"), "nobody who is killed can say so"
 
 
 def test_the_engine_has_the_last_core_and_the_server_the_others(

@@ -311,8 +311,8 @@ def _unusable(client: OpenAiClient, status: int, error: str) -> ServerError:
         return client.refused(status, words)
     if status == 404:
         other = "chat" if client.server.endpoint == "completions" else "completions"
-        words = f"nothing at {PATHS[client.server.endpoint]} ({words}); try endpoint: {other}"
-        return ServerError(f"{client.server.url}: {words}")
+        words = f"nothing at {PATHS[client.server.endpoint]} ({words}); set {KEY} to {other}"
+        return ServerError(f"{client.server.url}: {words}", "server.endpoint")
     return ServerError(f"{client.server.url}: a first request failed: {error}")
 
 

@@ -282,11 +282,12 @@ def test_a_server_that_ends_answers_early_is_told_at_once() -> None:
     [
         (Manners(dribbles=True), "no complete answer within 0.5 s"),
         (Manners(raw=b"\x00garbage\r\n\r\n"), "does not speak HTTP"),
+        (Manners(raw=b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"), "set --endpoint to chat"),
         (Manners(usage="none"), "as --tokenizer"),
         (Manners(loads=True), "answers /v1/models with 503: if it is still loading its model, try again"),
         (Manners(pages={"/v1/models": {"what": "no list"}}), "neither an OpenAI server (/v1/models) nor Triton"),
     ],
-    ids=["slow-loris", "garbage", "no usage", "loading", "another server"],
+    ids=["slow-loris", "garbage", "other endpoint", "no usage", "loading", "another server"],
 )
 def test_a_server_that_cannot_be_measured(manners: Manners, says: str) -> None:
     with openai_server(manners) as server:

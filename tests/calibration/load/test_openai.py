@@ -434,7 +434,10 @@ def test_https_with_an_authority_of_ones_own(tmp_path: Path) -> None:
         ),
         (Manners(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" + b"data: [[[[[[[["), "not a stream of events"),
         (Manners(dribbles=True), "no complete answer within 0.5 s"),
-        (Manners(raw=b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"), "try endpoint: chat"),
+        (
+            Manners(raw=b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"),
+            "set server.endpoint in the plan to chat",
+        ),
         (Manners(refuses=("max_tokens",)), "refuses every kind of request"),
         (Manners(pages={"/v1/models": {"data": [{"id": "other"}]}}), "does not list a model 'toy', only other"),
         (Manners(pages={"/v1/models": [1, 2]}), "is not a list of models"),

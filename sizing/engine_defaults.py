@@ -70,11 +70,12 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
             memory_share=0.88,
         ),
         # Whole prompts beside decodes unless chunked context is enabled. PyTorch is the default backend since 1.0, and
-        # its overlap scheduler is on. GUARANTEED_NO_EVICT reserves whole answers; `max_batch_size` of trtllm-serve and
-        # trtllm-build; free_gpu_memory_fraction.
+        # its overlap scheduler is on. GUARANTEED_NO_EVICT reserves whole answers, in blocks of `tokens_per_block`;
+        # `max_batch_size` of trtllm-serve and trtllm-build; free_gpu_memory_fraction.
         "trtllm": _Row(
             "whole_prompt",
             looks_ahead_since=(1, 0),
+            kv_block_tokens=32,
             max_batch_size=((0, 2048),),
             memory_of="free",
         ),

@@ -218,6 +218,14 @@ def test_vllm_has_wider_batches_on_gpus_of_160_gib_since_0_28() -> None:
         assert engine_defaults("vllm", version, "b200_sxm", memory_bytes).token_budgets == (budget,)
 
 
+@pytest.mark.parametrize(("kv_tokens", "at_once"), [(319, 1), (320, 2)])
+def test_tensorrt_llm_reserves_answers_in_blocks_of_32_tokens(kv_tokens: int, at_once: int) -> None:
+    """`KvCacheConfig.tokens_per_block`: 150 tokens of prompt and answer are five blocks, 160 tokens."""
+    engine = looking(0.0, kv_tokens=kv_tokens, kv_block_tokens=engine_defaults("trtllm").kv_block_tokens)
+    run = simulate_trace(engine, np.zeros(2), np.full(2, 100), np.full(2, 50))
+    assert np.count_nonzero(run.ttft_s < 2 * TICK_S) == at_once
+
+
 @pytest.mark.parametrize("steps", [-0.1, MOST_LOOKAHEAD + 0.1, float("nan")])
 def test_impossible_numbers_of_steps(steps: float) -> None:
     with pytest.raises(ScenarioError, match="lookahead_steps must be from 0 to 4"):

@@ -34,7 +34,7 @@ from sizing.question import (
 )
 from sizing.queueing import stable_rate_per_s
 from sizing.simulator import Simulated, Watch
-from sizing.simulator.runs import FEWEST_OF_STREAM, Stream, simulate_streams
+from sizing.simulator.runs import FEWEST_OF_STREAM, MOST_REPLICAS, Stream, simulate_streams
 from sizing.workload import Limit, Routing, Sla, Workload
 
 MOST = 8
@@ -267,9 +267,9 @@ def carrying_gpus(shares: Sequence[Share], candidate: Candidate, terms: Terms) -
 
 def alone(share: Share, candidate: Candidate, terms: Terms) -> float:
     """Working replicas, a fraction, that one workload needs by formula on a fleet of its own, over which its bursts
-    spread; raises SlaMissed."""
-    thin = share.workload.arrivals.thin_among
-    setting = Setting(replace(share.workload, rate_per_s=1.0), share.sla, "random", thin)
+    spread, and so large that a router that is not random keeps requests apart; raises SlaMissed."""
+    many = max(share.workload.arrivals.thin_among, 1 if terms.routing == "random" else MOST_REPLICAS)
+    setting = Setting(replace(share.workload, rate_per_s=1.0), share.sla, terms.routing, many)
     capacity_per_s = first_capacity_per_s(candidate.replica, setting)
     return share.workload.rate_per_s / (capacity_per_s * (1 - terms.headroom))
 

@@ -26,7 +26,7 @@ from sizing.analyses.sharing import (
     shared_fleet,
 )
 from sizing.cli.plan import as_available, mixed
-from sizing.edge import BY_FORMULA, SlaMissed, least
+from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed, least
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan, Rejection
 from sizing.question import Question
@@ -277,6 +277,20 @@ def test_the_tighter_sla_decides_on_a_shared_fleet() -> None:
     assert isinstance(both, SharedFleet)
     assert both.gpus > loose_only.gpus
     assert both.tightest.share.name == "b"
+
+
+def test_a_router_that_keeps_requests_apart_keeps_limits_that_one_replica_misses() -> None:
+    """One request in a hundred meets the prompt of another even on a replica with hardly any load, and none where
+    several replicas take turns: one workload alone shares the fleet that a plan of it has."""
+    sla = Sla(Limit("itl", 99, 1.5 * LAW.decode_s(1, 4000)))
+    asked = question(40.0, workload=Workload(Lengths(4000, 2), 40.0), sla=sla, routing="round_robin")
+    share, terms = Share("a", asked.workload, sla), Terms(asked.routing, asked.headroom, asked.spare)
+    planned = planner.size(asked, candidate(), BY_SIMULATION)
+    shared = shared_fleet([share], candidate(), terms)
+    assert isinstance(planned, Fleet)
+    assert isinstance(shared, SharedFleet)
+    assert shared.working == pytest.approx(planned.working, abs=1)
+    assert isinstance(shared_fleet([share], candidate(), replace(terms, routing="random")), Rejection)
 
 
 def test_a_workload_that_misses_alone_leaves_no_shared_fleet() -> None:

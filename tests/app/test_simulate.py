@@ -139,6 +139,8 @@ def test_a_full_line_turns_requests_away_and_says_how_many(inside: Open, plan: P
     assert cards.keys() == LOSSES and min(cards.values()) > 0
     assert f"{cards['Not served']:,} turned away" in text_of(app.title[0].value)
     assert f"{cards['Pauses']:,} times" in shown(app)
+    delta = next(metric.delta for metric in app.metric if metric.label == "p95 TTFT")
+    assert "missed" in delta, "requests without an answer are not over the limit, but among those that miss it"
 
 
 def test_a_run_under_a_limit_on_rejected_requests_has_the_queue_limit_of_the_plan(inside: Open) -> None:

@@ -153,7 +153,9 @@ LOST_HELP = "Requests rejected by a full queue, or dropped from it after the tim
 def _limit_card(result: Simulated, limit: Limit, share: float, allowed: float) -> None:
     kept = share <= allowed + 1e-9 and not result.saturated
     predicted = result.prediction(limit.within)
-    over = "" if limit.metric == "rejected" else " over"
+    lost = bool(result.lost) and limit.metric != "gap"
+    over = "" if limit.metric == "rejected" else " missed" if lost else " over"
+    beyond = f"over {limit.said(limit.limit_s)}{' or not served' if lost else ''}"
     what = "gaps" if limit.metric == "gap" else "requests"
     st.metric(
         limit_name(limit),
@@ -163,7 +165,7 @@ def _limit_card(result: Simulated, limit: Limit, share: float, allowed: float) -
         delta_arrow="off",
         icon=":material/check_circle:" if kept else ":material/cancel:",
         border=True,
-        help=f"In this run, with the share of {what} over {limit.said(limit.limit_s)} and the share allowed.",
+        help=f"In this run, with the share of {what} {beyond} and the share allowed.",
     )
 
 

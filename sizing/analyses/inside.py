@@ -261,7 +261,7 @@ def _missed(run: Simulated, limit: Limit) -> str:
     if limit.metric == "goodput":
         return f"{_share(1 - share)} of the requests keep all limits at once; {_share(1 - allowed)} are required"
     over = f"exceed the {metric_name(limit.metric)} limit of {milliseconds(limit.limit_s)}"
-    lost = " or got no answer" if run.lost else ""
+    lost = " or got no answer" if run.lost and limit.metric != "gap" else ""  # whose share is of the gaps there were
     return f"{_share(share)} of the {_many(limit.metric)} {over}{lost}; {_share(allowed)} are allowed"
 
 

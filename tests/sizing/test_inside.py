@@ -144,6 +144,8 @@ def test_losses_pauses_and_missed_limits_are_told_with_their_counts() -> None:
         assert (share > allowed) == (
             f"{significant(100 * share)} % of the requests exceed the {limit.metric.upper()}" in said
         )
+    of_gaps = learned(result, Sla(Limit("gap", 99, 0.001)), run.workload.rate_per_s)
+    assert any("gaps between tokens exceed" in line and "no answer" not in line for line in of_gaps)
 
 
 def test_a_kept_sla_is_said_with_the_limit_that_has_the_least_room() -> None:

@@ -196,6 +196,14 @@ def test_open_loop_points_are_marked_where_they_have_the_limited_percentile() ->
     assert with_measured(plain, [point(2, load_kind="poisson_rate")], limit, LIGHT) is plain
 
 
+def test_a_point_measured_beyond_the_loads_and_the_limit_is_on_the_chart() -> None:
+    limit = Limit("ttft", 95, 0.5)
+    measured = [point(1, load_kind="poisson_rate", load_value=6.0, ttft_p95_s=2.0)]
+    plain = latency_against_load(curve(0.1, 0.2), fleet(0.15, limit), limit, 0.0, LIGHT, measured)
+    layout = with_measured(plain, measured, limit, LIGHT).figure.layout
+    assert layout.xaxis.range[1] > 6 and 10 ** layout.yaxis.range[1] > 2000
+
+
 def test_the_knee_is_a_line_where_the_curve_has_one() -> None:
     limit = Limit("ttft", 95, 0.5)
     bent = curve(0.1, 0.15, 0.6, 2.4)  # load over latency: 5, 6.7, 2.5, 0.8

@@ -33,10 +33,13 @@ NEAR_EDGE = 0.15
 """Share of the axis within which a label does not fit to the left of its dot."""
 
 
-def latency_against_load(curve: LoadCurve, fleet: Fleet, limit: Limit, headroom: float, ink: Ink) -> Chart:
+def latency_against_load(
+    curve: LoadCurve, fleet: Fleet, limit: Limit, headroom: float, ink: Ink, points: Sequence[Point] = ()
+) -> Chart:
     """One limited latency against requests/s per replica: the limit, today's load, and the capacity with its headroom.
 
-    Line by formula; the dot is the plan's own prediction, which for the answer is a simulation.
+    Line by formula; the dot is the plan's own prediction, which for the answer is a simulation. Its axes have room for
+    `points`, which `with_measured` marks.
     """
     unit, per_s = UNIT[limit.metric]
     loads = [(rate, p.value_s(limit) * per_s) for rate, p in zip(curve.rates_per_s, curve.predictions, strict=True)]
@@ -44,12 +47,13 @@ def latency_against_load(curve: LoadCurve, fleet: Fleet, limit: Limit, headroom:
     rates, values = [rate for rate, _ in stable], [value for _, value in stable]
     planned, allowed = fleet.predicted.value_s(limit) * per_s, limit.limit_s * per_s
     figure = figure_of(f"{limit_name(limit)} ({unit})", "Load (requests/s per replica)", ink)
-    log = _limited_axis(figure, [*values, planned], allowed)
+    measured = [(point.load_value, value * per_s) for point, value in _known(points, limit)]
+    log = _limited_axis(figure, [*values, planned], allowed, [value for _, value in measured])
     _mark_capacity(figure, curve.capacity_per_s, headroom, ink)
     mark_limit(figure, allowed, limit, log, ink)
     line = {"color": ink.series[0], "width": 2.5}
     figure.add_scatter(x=rates, y=values, mode="lines", name=limit_name(limit), line=line)
-    farthest = max([*rates, curve.capacity_per_s]) * 1.02
+    farthest = max([*rates, curve.capacity_per_s, *(load for load, _ in measured)]) * 1.02
     side = "right" if curve.planned_per_s < NEAR_EDGE * farthest else "left"
     position = f"top {side}" if planned < 0.7 * allowed else "bottom right"
     planned_point(figure, curve.planned_per_s, planned, "planned", position, ink)
@@ -67,9 +71,11 @@ def _load_in_words(curve: LoadCurve, fleet: Fleet, limit: Limit) -> str:
     )
 
 
-def _limited_axis(figure: Plot, values: Sequence[float], limit: float) -> bool:
-    """An axis that shows the limit: what lies far above it is cut off. True when it is logarithmic."""
-    low, top = min(values), limit * (1.5 if max(values) > limit else 1.2)
+def _limited_axis(figure: Plot, values: Sequence[float], limit: float, measured: Sequence[float]) -> bool:
+    """An axis that shows the limit and what was measured: of `values` what lies far above the limit is cut off. True
+    when it is logarithmic."""
+    low = min([*values, *measured])
+    top = max([limit * (1.5 if max(values) > limit else 1.2), *(1.1 * value for value in measured)])
     if top / low > LOG_FROM:
         figure.update_yaxes(type="log", range=[math.log10(low / 1.5), math.log10(top * 1.2)], dtick=1)
         return True
@@ -99,9 +105,13 @@ def measured_s(point: Point, limit: Limit) -> float | None:
     return None if value is None else float(value)
 
 
+def _known(points: Sequence[Point], limit: Limit) -> list[tuple[Point, float]]:
+    return [(point, value) for point in points if (value := measured_s(point, limit)) is not None]
+
+
 def with_measured(chart: Chart, points: Sequence[Point], limit: Limit, ink: Ink) -> Chart:
     """The chart with a diamond for every open-loop point that has the limited percentile."""
-    known = [(point, value) for point in points if (value := measured_s(point, limit)) is not None]
+    known = _known(points, limit)
     if not known:
         return chart
     per_s = UNIT[limit.metric][1]

@@ -57,7 +57,7 @@ def draw_latency(scenario: Scenario, name: str, fleet: Fleet) -> None:
     _provenance(fleet, points)
     limits = scenario.question.sla.latencies
     for column, limit in zip(st.columns(max(1, len(limits))), limits, strict=False):
-        chart = latency_against_load(curve, fleet, limit, scenario.headroom, ink())
+        chart = latency_against_load(curve, fleet, limit, scenario.headroom, ink(), points)
         with column:
             show(with_measured(with_knee(chart, curve, ink()), points, limit, ink()), f"latency_{limit.metric}")
     st.caption(KNEE_HELP)

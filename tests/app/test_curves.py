@@ -97,6 +97,12 @@ def test_a_load_that_is_tried_is_judged_and_can_be_taken(drawn: Open, plan: Plan
     assert float(query_of(app)["rate"]) == pytest.approx(1.5 * plan.answer.working)
 
 
+def test_what_is_not_drawn_is_not_explained(drawn: Open) -> None:
+    assert "Shaded" in shown(drawn("latency", ONE)) and "Shaded" not in shown(
+        drawn("latency", replace(ONE, headroom=0))
+    )
+
+
 def test_a_button_says_the_load_that_it_sets(drawn: Open) -> None:
     label = "Use 19.98 requests/s"  # 9 working replicas at 2.22, as the field has it
     assert query_of(press(drawn("latency", ONE), label))["rate"] == "19.98"

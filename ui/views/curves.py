@@ -16,6 +16,7 @@ from sizing.analyses.curves import (
     Measure,
     Speed,
     gpus_for,
+    knee_per_s,
     resampled,
 )
 from sizing.memory_use import KV_USED, PARTS, WEIGHTS, MemoryUse, memory_use
@@ -60,14 +61,17 @@ def draw_latency(scenario: Scenario, name: str, fleet: Fleet) -> None:
         chart = latency_against_load(curve, fleet, limit, scenario.headroom, ink(), points)
         with column:
             show(with_measured(with_knee(chart, curve, ink()), points, limit, ink()), f"latency_{limit.metric}")
-    st.caption(KNEE_HELP)
+    drawn = {HEADROOM_HELP: scenario.headroom > 0, KNEE_HELP: knee_per_s(curve) is not None}
+    if any(drawn.values()):
+        st.caption(" ".join(help for help, there in drawn.items() if there))
     _try_load(scenario, name, fleet, limits)
     _latency_table(curve, limits, points)
 
 
+HEADROOM_HELP = "Shaded: the headroom kept."
 KNEE_HELP = (
-    "Shaded: the headroom kept. Knee: where load over mean end-to-end time is highest; beyond it more load costs "
-    "more latency than it gains in throughput."
+    "Knee: where load over mean end-to-end time is highest; beyond it more load costs more latency than it gains in "
+    "throughput."
 )
 
 

@@ -342,8 +342,8 @@ def draw_lengths(scenario: Scenario, name: str, fleet: Fleet) -> None:
     )
     label = plain(fleet.candidate.label)
     st.caption(
-        f"{label} under the same SLA, headroom kept; the larger marker is the scenario, from which the formula leads to "
-        f"the others. {marked}"
+        f"{label} under the same SLA, headroom kept; the larger marker is the scenario, from which "
+        f"the formula leads to the others. {marked}"
     )
     _lengths_table(cells)
 

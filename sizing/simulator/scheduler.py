@@ -46,13 +46,13 @@ from sizing.simulator.waiting import (
     chunk_of,
     expire_all,
     first_in_line,
-    first_seen,
     fits,
     forget_line,
     hold_prefix,
     let_prefix_go,
     look,
     memory_when_admitted,
+    next_seen,
     overflows,
     own_prompt_tokens,
     prompt_tokens_of,
@@ -803,10 +803,13 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
     if engine.policy != PREFILL_FIRST:
         room -= state.running * engine.lane_tokens
     prompt_tokens, attention = 0, 0.0
+    all_seen = engine.overlooks == 0
     if engine.overlooks > 0:
         look(engine, state)
-    if state.late > 0 and state.admitted == 0 and not was_fixed(engine, state, work, requests):
-        state.late, state.late_tokens = 0, 0.0
+        if state.admitted == 0 and not (state.late > 0 and was_fixed(engine, state, work, requests)):
+            # Nothing was left to run and nothing fixed: the engine looks again, and knows who has left.
+            state.looked, state.late, state.late_tokens = state.formed + 1, 0, 0.0
+            all_seen = True
     if engine.batch_wait_steps > 0 and state.running > 0 and not short:
         state.awaiting = int(awaits_others(engine, state, work, requests, room))
         if state.awaiting > 0:
@@ -814,11 +817,9 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
     if state.prefilling != NOBODY and room > 0:
         prompt_tokens, attention = continue_prompt(state, work, requests, room)
     while state.waiting > 0 and state.admitted + state.late < engine.max_batch_size and not short:
-        request = first_in_line(work, requests)
-        if engine.overlooks > 0:
-            request = first_seen(engine, state, work, requests)
-            if request == NOBODY:
-                break
+        request = first_in_line(work, requests) if all_seen else next_seen(engine, state, work, requests, NOBODY)
+        if request == NOBODY:
+            break
         has_session = engine.prefix_cache > 0 and requests[request].session != NOBODY
         if has_session:
             look_up(engine, state, work, requests, request)

@@ -343,13 +343,9 @@ def first_of(work: Workspace, requests: Requests, line: int) -> int:
 def look(engine: Engine, state: State) -> None:
     """Before an iteration is formed: note the last one that began with a look at what had arrived.
 
-    Iterations since then were decode steps, of which each `receive_interval_steps`th begins so; with nothing to run
-    the engine does little else."""
-    coming, interval = state.formed + 1, engine.receive_interval_steps
-    if state.admitted == 0:
-        state.looked = coming
-    else:
-        state.looked += (coming - state.looked) // interval * interval
+    Iterations since then were decode steps, of which each `receive_interval_steps`th begins so."""
+    interval = engine.receive_interval_steps
+    state.looked += (state.formed + 1 - state.looked) // interval * interval
 
 
 @compiled_apart
@@ -370,14 +366,6 @@ def next_seen(engine: Engine, state: State, work: Workspace, requests: Requests,
         if line == PRIORITIES:
             return NOBODY
         request = first_of(work, requests, line)
-
-
-@compiled_apart
-def first_seen(engine: Engine, state: State, work: Workspace, requests: Requests) -> int:
-    """The same by an engine that overlooks: the oldest request of the first priority that arrived before the iteration
-    that is being formed was fixed, and before the last look. With nothing to run otherwise it was not fixed at all."""
-    request = next_seen(engine, state, work, requests, NOBODY)
-    return first_in_line(work, requests) if request == NOBODY and state.admitted + state.late == 0 else request
 
 
 @compiled_apart

@@ -203,10 +203,12 @@ class SlowReplica:
         paused = self.batching.kv_policy == "max_utilization" and self._pause()
         coming = self.iterations + 1
         since = coming - self.looked
-        if since >= self.batching.receive_interval_steps or self.had_prompts or not self.slots:
+        if since >= self.batching.receive_interval_steps or self.had_prompts:
             self.looked = coming
-        if self.late and not self.slots and not self._was_fixed():
-            self.late = []
+        if not self.slots and not (self.late and self._was_fixed()):
+            self.late, self.looked = [], coming
+            for sequence in self.waiting:
+                sequence.seen_from = min(sequence.seen_from, coming)
         running = sum(s.decoding for s in self.slots)
         decodes = 0 if self._prompts_alone else running * self.checked_tokens
         chunks = [] if not paused and self._wait_for_others(decodes) else self._chunks(decodes, not paused)
@@ -278,8 +280,6 @@ class SlowReplica:
                 tokens += chunks[-1][1]
         while admitting and len(self.slots) + len(self.late) < rule.max_batch_size:
             seen = [s for s in self.waiting if s.seen_from <= self.looked]
-            if not seen and not self.slots and not self.late:
-                seen = self.waiting
             if not seen:
                 break
             head, room = seen[0], rule.token_budget - tokens

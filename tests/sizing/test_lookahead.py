@@ -100,6 +100,14 @@ def test_a_slot_is_free_at_once_if_nothing_else_runs() -> None:
     assert run.ttft_s / TICK_S == pytest.approx([1, 5, 9])
 
 
+def test_two_slots_that_are_free_together_are_taken_together() -> None:
+    """Nothing could be fixed for iteration 6, as the 5th ends both answers: it also holds what came during the 5th."""
+    run = simulate_trace(
+        looking(1.0, max_batch_size=2), TICK_S * np.array([0, 0, 1.5, 4.5]), np.full(4, 10), np.full(4, 5)
+    )
+    assert (run.arrival_s + run.ttft_s) / TICK_S == pytest.approx([1, 1, 6, 6])
+
+
 def test_two_users_wait_for_the_iterations_fixed() -> None:
     """Each answer ends with an iteration, and the other user's sequence runs on: 1 iteration fixed, the own prompt's,
     then 99 tokens."""

@@ -69,6 +69,13 @@ def test_an_idle_engine_looks_all_the_time() -> None:
     assert run.ttft_s == pytest.approx(TICK_S)
 
 
+def test_an_engine_that_has_run_dry_takes_all_that_wait() -> None:
+    """Tick 9 was not fixed before the only answer ended with tick 8: the engine had not looked since the first prompt.
+    So it knows the request that came in tick 8 too. SGLang 0.5.23's own scheduler does the same."""
+    engine = looking(10, policy="prefill_first", lookahead_steps=1.0)
+    assert first_tokens(engine, [0.0, 1.5, 7.5], [8, 2, 2]) == pytest.approx([1, 9, 9])
+
+
 def test_requests_that_wake_an_engine_together_start_together() -> None:
     arrival_s = np.array([0.0, 0.0, 0.0, 10.0, 10.0])
     run = simulate_trace(looking(30, policy="prefill_first"), arrival_s, np.full(5, 100), np.full(5, 20))

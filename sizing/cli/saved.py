@@ -25,7 +25,7 @@ Examples:
       --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms --json > plan.json
   python -m sizing report --plan plan.json --out sizing.pdf --title "Chat, autumn" --author "A. Planner"
   python -m sizing report --plan plan.json --out sizing.xlsx
-  python -m sizing report --plan sizing.json --out sizing.html
+  python -m sizing report --plan plan.json --out sizing.html
   python -m sizing plan --model Qwen/Qwen3-8B --gpu h100_sxm --isl 1000 --osl 200 --ttft p95:1s --json \\
       --daily 2,1,1,1,1,2,4,8,15,20,22,21,18,20,22,21,18,14,10,8,6,5,4,3 > day.json
   python -m sizing report --plan day.json --daily --out day.pdf

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from sizing.cli import main
+from sizing.cli.saved import EXAMPLES
 from sizing.report.model import Report, as_json
 from sizing.report.write import WRITERS
 from tests.sizing.report_cases import refusal, report
@@ -189,3 +191,11 @@ def test_a_gap_limit_is_in_every_format_and_a_report_without_one_still_reads(
             path = tmp_path / f"x.{suffix}"
             assert run(["report", "--plan", str(saved), "--out", str(path)], capsys) == (0, "", "")
         assert ("p99 gap" in (tmp_path / "x.html").read_text()) is has
+
+
+def test_the_examples_read_plans_that_an_example_before_them_wrote() -> None:
+    written: set[str] = set()
+    for used, made in re.findall(r"--plan (\S+)|(?:> |--out )(\S+\.json)", EXAMPLES):
+        assert not used or used in written
+        written.add(made)
+    assert len(written) > 1

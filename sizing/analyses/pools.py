@@ -28,7 +28,7 @@ from sizing.simulator import Simulated, simulate_disaggregated
 from sizing.simulator.sampling import sample_requests
 from sizing.workload import Prefix, Sla
 
-# --- A prefill and a decode pool run together in simulation, and enlarged until the SLA holds there
+# --- A prefill and a decode pool run together in simulation, enlarged until the SLA holds there and no larger
 
 REQUESTS = 60_000
 MOST = 2.0
@@ -46,7 +46,12 @@ class Pool:
 
     def enlarged(self) -> Pool:
         """With a replica more, or 5 % more."""
-        return self.of(self.fleet.working + max(1, round(GROWTH * self.fleet.working)))
+        return self.of(self.fleet.working + self.step)
+
+    @property
+    def step(self) -> int:
+        """Replicas by which it grows or shrinks."""
+        return max(1, round(GROWTH * self.fleet.working))
 
     def of(self, working: int) -> Pool:
         """With so many working replicas; the ends of the band move along, latencies are those by formula."""
@@ -61,7 +66,7 @@ class Pool:
             capacity_per_s=planned_per_s / (1 - self.question.headroom),
             requests_per_s_per_replica=planned_per_s,
             predicted=predicted,
-            working_low=fleet.working_low + added,
+            working_low=max(fleet.working_low + added, 1),
             working_high=None if fleet.working_high is None else fleet.working_high + added,
         )
         return replace(self, fleet=changed)
@@ -119,6 +124,26 @@ def enlarged(question: Question, pair: Pair) -> Pair | Rejection:
             prefill = prefill.enlarged()
         else:
             decode = decode.enlarged()
+
+
+def reduced(question: Question, pair: Pair) -> Pair:
+    """The pools, which hold the SLA, as small as they can be for that in simulation: by formula they may be too large.
+
+    First the pool that gives back more GPUs at a time.
+    """
+    while True:
+        prefill, decode = pair.prefill, pair.decode
+        smaller = []
+        if prefill.fleet.working > 1:
+            smaller.append(replace(pair, prefill=prefill.of(prefill.fleet.working - prefill.step)))
+        if decode.fleet.working > 1:
+            smaller.append(replace(pair, decode=decode.of(decode.fleet.working - decode.step)))
+        for fewer in sorted(smaller, key=lambda fewer: fewer.gpus):
+            if run_together(question, fewer, planned_for_per_s(question)).meets(question.sla):
+                pair = fewer
+                break
+        else:
+            return pair
 
 
 def planned_for_per_s(question: Question) -> float:
@@ -203,7 +228,8 @@ def pools_of(question: Question, candidates: Sequence[Candidate], method: Method
     """The fewest GPUs (or, with prices, the cheapest) in two pools, each in the layout that suits it best, both of the
     same GPU, precision and engine; or why there are none.
 
-    By formula each pool is sized apart. By simulation both are then run together, and enlarged until the SLA holds.
+    By formula each pool is sized apart. By simulation both are then run together, and enlarged until the SLA holds; the
+    cheapest pair gives back what it does not need for that.
     Raises ScenarioError without a TTFT limit, which the prefill pool is sized by, without tokens to decode, and for a
     limit on gaps.
     """
@@ -246,6 +272,8 @@ def pools_of(question: Question, candidates: Sequence[Candidate], method: Method
             best = held
     if best is None:
         return min(rejected, key=distance_from_sla)
+    if method is BY_SIMULATION:
+        best = reduced(question, best)
     said = (
         f"prompts in a pool of their own, sized by TTFT; their KV cache travels {best.transfer_s * 1e3:.3g} ms a "
         f"prompt, at {percent(LINK_SHARE)} of the network's bandwidth, and no other traffic slows it down",

@@ -237,7 +237,7 @@ def test_waits_for_memory_agree_with_simulation(lengths):
 
 
 def test_whole_prompts_that_hardly_fit_the_budget_have_few_slots():
-    """Beside 12 decodes a budget of 512 has no room for prompts of 501 tokens, so 12 run at once of the 256 that may."""
+    """Beside 12 decodes a budget of 512 has no room for prompts of 501 tokens: 12 run at once of the 256 that may."""
     engine = Replica(LAW, Batching("whole_prompt", 256, 512))
     assert slots(engine, Lengths(501, 100)) == 12
     workload = Workload(Lengths(501, 100), 0.95 * stable_rate_per_s(engine, Lengths(501, 100)))

@@ -18,6 +18,7 @@ from sizing.analyses.pools import (
     enlarged,
     pools_of,
     prefill_question,
+    reduced,
     run_together,
 )
 from sizing.analyses.whatif import KvReuse, Setup, what_if
@@ -139,6 +140,24 @@ def test_pools_that_the_formula_sized_too_small_grow(bf16: Candidate) -> None:
     assert grown.working * grown.load_per_s == pytest.approx(QUESTION.workload.rate_per_s)
     assert grown.requests_per_s_per_replica == pytest.approx(grown.load_per_s)
     assert run_together(QUESTION, joint, QUESTION.workload.rate_per_s).meets(QUESTION.sla)
+
+
+def test_pools_that_the_formula_sized_too_large_shrink(bf16: Candidate) -> None:
+    """From three replicas too many in each pool: none of what is left can go."""
+    pools = disaggregate(Setup(bf16, QUESTION))
+    assert isinstance(pools, Pools)
+    of_prefill, of_decode = prefill_question(QUESTION), decode_question(QUESTION, 0.5, pools.transfer_s)
+    prefill, decode = Pool(of_prefill, pools.prefill, bf16.replica), Pool(of_decode, pools.decode, bf16.replica)
+    counts = prefill.fleet.working, decode.fleet.working
+    large = Pair(prefill.of(counts[0] + 3), decode.of(counts[1] + 3), pools.transfer_s)
+    small = reduced(QUESTION, large)
+    assert small.gpus <= pools.gpus
+    planned_for = QUESTION.workload.rate_per_s / (1 - QUESTION.headroom)
+    assert run_together(QUESTION, small, planned_for).meets(QUESTION.sla)
+    for name, pool in (("prefill", small.prefill), ("decode", small.decode)):
+        if pool.fleet.working > 1:
+            fewer = dataclasses.replace(small, **{name: pool.of(pool.fleet.working - 1)})
+            assert not run_together(QUESTION, fewer, planned_for).meets(QUESTION.sla)
 
 
 def test_pools_that_no_growth_helps_are_a_rejection(bf16: Candidate) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from anyio import to_thread
+from joblib import cpu_count
 from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -384,11 +385,12 @@ async def nothing_here(request: Request) -> Response:
 
 
 def processes() -> int:
-    """Worker processes as the server is set up: by default one for each core, at least two.
+    """Worker processes as the server is set up: by default one for each core that it may use (of a container fewer than
+    there are), at least two.
 
     Raises ValueError if the setting is not a whole number above zero.
     """
-    text = os.environ.get(WORKERS_VARIABLE) or str(max(2, os.cpu_count() or 2))
+    text = os.environ.get(WORKERS_VARIABLE) or str(max(2, cpu_count()))
     if not (text.isascii() and text.isdigit() and int(text)):
         raise ValueError(f"{WORKERS_VARIABLE} is {text!r}: give a whole number above zero, or unset it")
     return int(text)

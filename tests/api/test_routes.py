@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -203,3 +204,10 @@ def test_no_request_that_schemathesis_finds_breaks_the_server_or_its_description
         timeout=600,
     )
     assert run.returncode == 0, run.stdout[-6000:]
+
+
+def test_workers_are_as_many_as_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine of 64 cores this process may use a few."""
+    monkeypatch.delenv(api.WORKERS_VARIABLE, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64 + len(os.sched_getaffinity(0)))
+    assert api.processes() == max(2, len(os.sched_getaffinity(0)))

@@ -61,6 +61,7 @@ class Result(Edge):
     date: str | None = None
     request_rate: Annotated[float, Field(gt=0, allow_inf_nan=True)] | Literal["inf", "trace"] | None = None
     burstiness: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 1.0  # infinite: even gaps
+    ramp_up_strategy: str | None = None
     max_concurrency: Count | None = None
     num_prompts: Count | None = None
     output_lens: Many[Tokens] | None = None
@@ -164,6 +165,11 @@ def read(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     result = checked(Result, file.value, file.name)
     if result.mean_ttft_ms == 0:
         raise FileError(f"{file.name}, key 'mean_ttft_ms': {UNSTREAMED}")
+    if result.ramp_up_strategy:
+        raise FileError(
+            f"{file.name}, key 'ramp_up_strategy': the rate rose during the run, so it is of no load level; measure "
+            "with --request-rate or --max-concurrency alone"
+        )
     details = _details(file)
     if details is not None and len(details.start_times) == result.completed + (result.errors or 0):
         return [_from_details(result, details, file, known)]

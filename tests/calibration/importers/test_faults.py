@@ -59,6 +59,7 @@ def edited(name: str, keys: tuple[str | int, ...], value: object) -> str:
         ("vllm.json", ("mean_ttft_ms",), math.nan, "key 'mean_ttft_ms'"),
         ("vllm.json", ("p90_ttft_ms",), True, "ttft, key 'p90'"),
         ("vllm.json", ("completed",), 0, "key 'completed'"),
+        ("vllm.json", ("ramp_up_strategy",), "linear", "key 'ramp_up_strategy': the rate rose during the run"),
         ("vllm_detailed.json", ("ttfts", 1), math.nan, "key 'ttfts.1'"),
         ("vllm_detailed.json", ("output_lens",), [1, 2], "key 'output_lens': 2 entries where 'start_times' has 8"),
         ("guidellm_v2.json", ("benchmarks", 0, "duration"), 0.0, "key 'benchmarks.0.duration'"),

@@ -136,7 +136,7 @@ def test_a_start_that_is_told_is_not_blamed_for_ttft() -> None:
         told = replace(base, load_value=users, requests_per_s=rate, requests=6 * round(rate), protocol="staggered")
         closed.append(replace(told, ttft_mean_s=ttft_s, ttft_p50_s=ttft_s))
     arrivals = replace(base, load_kind="poisson_rate", load_value=15, requests_per_s=15.0, requests=90)
-    found = fit([*closed, replace(arrivals, ttft_mean_s=0.1126, ttft_p50_s=0.068)])
+    found = fit([*closed, replace(arrivals, ttft_mean_s=0.065, ttft_p50_s=0.06)])
     assert [each.facts["cause"] for each in found.warnings if each.kind == "poor_fit"] == ["unlike"]
 
 

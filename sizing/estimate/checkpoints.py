@@ -172,7 +172,10 @@ IMPLIED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 UNREAD = ("attn_layer_period", "mamba_d_ssm", "lru_width", "hidden_size_per_layer_input")
 """Keys of layers that are not counted here: of Jamba, Falcon-H1, RecurrentGemma, and Gemma with a table of embeddings
 for each layer. Read without them, their size and cache would be several times off."""
-UNGATED = ("gpt2", "gpt_neox", "gpt_bigcode", "gptj", "starcoder2", "falcon", "phi", "opt", "bloom", "mpt", "nemotron")
+UNGATED = (
+    *("gpt2", "gpt_neox", "gpt_bigcode", "gptj", "starcoder2", "falcon", "phi", "opt", "bloom", "mpt", "nemotron"),
+    *("apertus", "apertus1p5_text"),
+)
 """Model types whose feed-forward layers are two matrices; those of all others are three, one of them a gate."""
 
 

@@ -265,6 +265,16 @@ ERNIE_45_21B = {
     "moe_num_shared_experts": 2,
     "moe_layer_start_index": 1,
 }
+APERTUS_8B = {
+    "model_type": "apertus",
+    "hidden_act": "xielu",
+    "hidden_size": 4096,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 131072,
+}
 """Figures of the models' config.json on Hugging Face."""
 
 PUBLISHED = [
@@ -284,6 +294,7 @@ PUBLISHED = [
     ("StarCoder", STARCODER, 15.5, 15.5),
     ("StarCoder2 3B", STARCODER_2_3B, 3.03, 3.03),
     ("EXAONE 4.0 32B", EXAONE_4_32B, 32.0, 32.0),
+    ("Apertus 8B", APERTUS_8B, 8.05, 8.05),
     ("ERNIE 4.5 21B A3B", ERNIE_45_21B, 21.8, 3 + 0.26),  # the table of words is the output's, too
 ]
 """Billions of parameters, and those that a token passes through, of the models' cards."""

@@ -132,7 +132,7 @@ class _Keys(BaseModel):
         "share_expert_dim",
         default=0,
     )
-    dense_beside_experts: bool = _key("enable_moe_block", default=False)
+    dense_beside_experts: bool = _key("enable_moe_block", "residual_moe", default=False)
     first_dense: _Number = _key("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0)
     moe_every: _Size | _Listed = _key("moe_layer_freq", default=1)
     moe_step: _Size = _key("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)

@@ -275,6 +275,19 @@ APERTUS_8B = {
     "num_key_value_heads": 8,
     "vocab_size": 131072,
 }
+GROK_2 = {
+    "hidden_size": 8192,
+    "intermediate_size": 32768,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 131072,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16384,
+    "residual_moe": True,
+}
 """Figures of the models' config.json on Hugging Face."""
 
 PUBLISHED = [
@@ -295,6 +308,7 @@ PUBLISHED = [
     ("StarCoder2 3B", STARCODER_2_3B, 3.03, 3.03),
     ("EXAONE 4.0 32B", EXAONE_4_32B, 32.0, 32.0),
     ("Apertus 8B", APERTUS_8B, 8.05, 8.05),
+    ("Grok 2", GROK_2, 270, 115),
     ("ERNIE 4.5 21B A3B", ERNIE_45_21B, 21.8, 3 + 0.26),  # the table of words is the output's, too
 ]
 """Billions of parameters, and those that a token passes through, of the models' cards."""

@@ -169,9 +169,13 @@ IMPLIED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 """What a model's class in transformers supplies where its published file is silent, by `model_type`."""
-UNREAD = ("attn_layer_period", "mamba_d_ssm", "lru_width", "hidden_size_per_layer_input")
+UNREAD = (
+    *("attn_layer_period", "mamba_d_ssm", "lru_width", "hidden_size_per_layer_input"),
+    *("layer_group_size", "conv_L_cache", "zero_expert_num", "use_cla", "per_layer_config"),
+)
 """Keys of layers that are not counted here: of Jamba, Falcon-H1, RecurrentGemma, and Gemma with a table of embeddings
-for each layer. Read without them, their size and cache would be several times off."""
+for each layer; of Ring and Ling with linear attention, LFM2, LongCat, Hunyuan whose layers share a cache, and of layers
+with sizes of their own. Read without them, their size and cache would be several times off."""
 UNGATED = (
     *("gpt2", "gpt_neox", "gpt_bigcode", "gptj", "starcoder2", "falcon", "phi", "opt", "bloom", "mpt", "nemotron"),
     *("apertus", "apertus1p5_text"),

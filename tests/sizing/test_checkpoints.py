@@ -480,6 +480,11 @@ def test_bundled_configurations_have_their_published_size() -> None:
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}}, "quantized_layers'"),
         ({"attn_layer_period": 8, "attn_layer_offset": 4}, "'attn_layer_period'"),
         ({"hidden_size_per_layer_input": 256}, "'hidden_size_per_layer_input'"),
+        ({"layer_group_size": 5}, "'layer_group_size'"),
+        ({"conv_L_cache": 3, "full_attn_idxs": [2, 5]}, "'conv_L_cache'"),
+        ({"zero_expert_num": 256}, "'zero_expert_num'"),
+        ({"use_cla": True}, "'use_cla'"),
+        ({"per_layer_config": {"05": {"head_dim": 512}}}, "'per_layer_config'"),
         ({"sliding_window": 1024, "sliding_window_pattern": "LXG"}, "'sliding_window_pattern"),
     ],
 )

@@ -271,15 +271,16 @@ class _Unusable(Exception):
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """The language model's keys, those of the whole where it has none, and what its class implies.
 
-    null is no value, and neither is a head of size 0, which configurations of latent attention have. Where all heads
-    share one key and value, the number of these may be left out.
+    null is no value, and neither is a head of size 0, which configurations of latent attention have, or a window of 0,
+    which transformers 5 writes for none. Where all heads share one key and value, the number of these may be left out.
     """
     inner: Mapping[str, Any] = next(
         (found for name in ("text_config", "llm_config") if isinstance(found := config.get(name), Mapping)), {}
     )
     given = {key: value for place in (config, inner) for key, value in place.items() if value is not None}
-    if given.get("head_dim") == 0:
-        del given["head_dim"]
+    for key in ("head_dim", "sliding_window"):
+        if given.get(key) == 0:
+            del given[key]
     blocks = given.get("layers_block_type")  # in place of a number of layers
     counted = {"num_hidden_layers": len(blocks)} if isinstance(blocks, list) else {}
     if given.get("multi_query") is True and not {"num_key_value_heads", "num_kv_heads"} & {*given}:
@@ -346,7 +347,7 @@ _KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "attention": ("full", "ffn"),
         "sliding_attention": ("window", "ffn"),
         "chunked_attention": ("full", "ffn"),  # blocks of 8,192 tokens and more
-        "deepseek_sparse_attention": ("full", "ffn"),  # reads some tokens, keeps all
+        **dict.fromkeys(("deepseek_sparse_attention", "indexed_attention"), ("full", "ffn")),  # reads some, keeps all
         "linear_attention": ("linear", "ffn"),
         "mamba": ("mamba", "ffn"),
     }
@@ -354,8 +355,8 @@ _KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """A layer by its name in `layer_types`: what it does between tokens, and within a token."""
 _BLOCKS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        **dict.fromkeys(("M", "mamba"), ("mamba", "none")),
-        **dict.fromkeys(("*", "attention"), ("full", "none")),
+        **dict.fromkeys(("M", "mamba", "linear_attention"), ("mamba", "none")),
+        **dict.fromkeys(("*", "attention", "full_attention"), ("full", "none")),
         **dict.fromkeys(("-", "mlp"), ("none", "dense")),
         **dict.fromkeys(("E", "moe"), ("none", "moe")),
     }
@@ -519,7 +520,11 @@ def _compressed(keys: _Keys, index: int) -> _Layer:
 
 
 def _linear(keys: _Keys, index: int) -> _Layer:
-    """The gated delta rule of Qwen3-Next: a matrix per head as state, and the last inputs of a short convolution."""
+    """The gated delta rule of Qwen3-Next: a matrix per head as state, and the last inputs of a short convolution.
+
+    transformers 5 calls a state space by this name too."""
+    if keys.mamba_heads:
+        return _mamba(keys, index)
     keys_width = _need(keys.linear_key_heads, "linear_num_key_heads") * _need(
         keys.linear_key_size, "linear_key_head_dim"
     )

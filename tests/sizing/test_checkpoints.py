@@ -350,6 +350,8 @@ def test_catalogued_configurations_have_their_published_size(name: str) -> None:
         (GPT_OSS_20B, 2 * 12 * 8 * 64 * (1 + 128 / 4096)),
         (GEMMA_3_4B, 2 * 4 * 256 * (5 + 29 * 1024 / 4096)),
         (LLAMA_4_SCOUT, 2 * 48 * 8 * 128),
+        ({**DEEPSEEK_V3, "layer_types": ["indexed_attention"] * 61}, 61 * (512 + 64)),
+        ({**LLAMA_8B, "sliding_window": 0}, 2 * 32 * 8 * 128),
         (STARCODER, 2 * 40 * 128),
         ({**EXAONE_4_32B, "sliding_window": 1024}, 2 * 8 * 128 * (16 + 48 * 1024 / 4096)),
         ({**LLAMA_8B, "sliding_window": 1024, "max_window_layers": 28}, 2 * 8 * 128 * (28 + 4 * 1024 / 4096)),
@@ -369,6 +371,15 @@ def test_layers_without_a_cache_keep_a_state_whose_share_falls_with_the_context(
     expected = 2 * pattern.count("*") * 8 * 128 + pattern.count("M") * state / 4096
     assert found.kv_values_per_token == pytest.approx(expected, abs=1)
     assert found.state_values == pattern.count("M") * state
+
+
+def test_state_spaces_are_known_by_the_name_that_transformers_5_gives_them() -> None:
+    kinds = ["full_attention" if index in (9, 18, 27) else "linear_attention" for index in range(32)]
+    assert describe(BAMBA_9B | {"attn_layer_indices": None, "layer_types": kinds}, "m") == describe(BAMBA_9B, "m")
+    names = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
+    blocks = [names[mark] for mark in str(NEMOTRON_H_56B["hybrid_override_pattern"])]
+    renamed = NEMOTRON_H_56B | {"hybrid_override_pattern": None, "layers_block_type": blocks}
+    assert describe(renamed, "m") == describe(NEMOTRON_H_56B, "m")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ class _Keys(BaseModel):
     head_size: _Size | None = _key("head_dim", "attention_head_dim", "kv_channels", default=None)
     value_size: _Size | None = _key("v_head_dim", default=None)
     context: _Size | None = _key("max_position_embeddings", "seq_length", "n_positions", default=None)
+    rope: dict[str, Any] = _key("rope_scaling", "rope_parameters", default={})
     gated_attention: bool = _key("attn_output_gate", "attention_output_gate", "mla_use_output_gate", default=False)
 
     # Layers that attend to the last tokens only, and what is different about their heads.
@@ -314,8 +315,18 @@ def _model(keys: _Keys, layers: Sequence[_Layer], model_id: str, name: str, pack
         head_size=round(_head_size(keys)),
         kv_values_per_token=round(math.fsum(layer.values(CONTEXT) for layer in layers) / CONTEXT),
         state_values=0 if keys.compress_ratios else round(math.fsum(layer.state_values for layer in layers)),
-        max_context_tokens=keys.context,
+        max_context_tokens=_context(keys),
     )
+
+
+def _context(keys: _Keys) -> int | None:
+    """YaRN lengthens the context it starts from, also where `max_position_embeddings` does not say so: Qwen adds it to
+    a configuration for long prompts, and vLLM reads it like this (`_get_and_verify_max_len`)."""
+    start, factor = keys.rope.get("original_max_position_embeddings"), keys.rope.get("factor")
+    is_yarn = "yarn" in (keys.rope.get("rope_type"), keys.rope.get("type"))
+    if is_yarn and isinstance(start, int) and isinstance(factor, int | float) and 1 <= start * factor <= 2**24:
+        return max(keys.context or 1, round(start * factor))
+    return keys.context
 
 
 # --- Layers

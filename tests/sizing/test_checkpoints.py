@@ -373,6 +373,16 @@ def test_layers_without_a_cache_keep_a_state_whose_share_falls_with_the_context(
     assert found.state_values == pattern.count("M") * state
 
 
+def test_yarn_lengthens_the_context() -> None:
+    """As the card of Qwen3 says to: 131,072 tokens, of 40,960 that its configuration has."""
+    config = LLAMA_8B | {"max_position_embeddings": 40960}
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 32768}
+    for told in ({"rope_scaling": yarn | {"type": "yarn"}}, {"rope_parameters": yarn | {"rope_type": "yarn"}}):
+        assert describe(config | told, "m").max_context_tokens == 131072
+    longer = {"rope_scaling": yarn | {"rope_type": "llama3"}}  # which has it in max_position_embeddings
+    assert describe(config | longer, "m").max_context_tokens == 40960
+
+
 def test_state_spaces_are_known_by_the_name_that_transformers_5_gives_them() -> None:
     kinds = ["full_attention" if index in (9, 18, 27) else "linear_attention" for index in range(32)]
     assert describe(BAMBA_9B | {"attn_layer_indices": None, "layer_types": kinds}, "m") == describe(BAMBA_9B, "m")
@@ -527,7 +537,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
     max_leaves=10,
 )
-KEYS = sorted({*LLAMA_8B, *DEEPSEEK_V3, *GPT_OSS_20B, *NEMOTRON_H_56B, "block_configs", "linear_attn_config"})
+KEYS = sorted(
+    {*LLAMA_8B, *DEEPSEEK_V3, *GPT_OSS_20B, *NEMOTRON_H_56B, "block_configs", "linear_attn_config", "rope_scaling"}
+)
 
 
 @settings(max_examples=150)

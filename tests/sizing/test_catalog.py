@@ -56,6 +56,11 @@ def test_gpu_figures_are_those_of_the_named_source(name: str) -> None:
         assert gpu.flops_per_s.get(form, 0) == pytest.approx(chip.get(key, 0), rel=1e-3)
 
 
+@pytest.mark.parametrize(("name", "both_ways"), [("tpu_v6e", 800e9), ("mi300x", 7 * 128e9), ("mi355x", 7 * 153.6e9)])
+def test_links_are_of_one_direction(name: str, both_ways: float) -> None:
+    assert gpus()[name].link_bytes_per_s == both_ways / 2  # of the vendors' pages
+
+
 @pytest.mark.parametrize("name", sorted(models()))
 def test_model_is_plausible(name: str) -> None:
     """A dense model is all active; a KV cache splits over no more GPUs than there are heads; engines and GPUs exist."""

@@ -27,13 +27,17 @@ HEADER = f"""\
 # unrouted: share of a mixture's experts that a token does not pass through.
 # state_values: what a sequence keeps whatever its length, of which kv_values_per_token has the 4,096th part.
 # checkpoint: precision of the published weights (of the experts, where there are any).
-# max_context_tokens: max_position_embeddings of that configuration, the model's longest prompt and output together.
+# max_context_tokens: max_position_embeddings of that configuration, the model's longest prompt and output together; of
+# Step 3.7 Flash, whose bundled configuration has less, by its card.
 # timings: engine -> GPUs on which the library's support matrix passes for aggregated serving.
 """
 
 
 UNCHECKED = ("deepseek-ai/DeepSeek-V4.1-Flash", "meta-models/Muse-Glimmer-30B")
 """Bundled, but what the reader counts of them could not be checked against a published size."""
+
+CONTEXTS = dict.fromkeys(("stepfun-ai/Step-3.7-Flash", "stepfun-ai/Step-3.7-Flash-FP8"), 2**18)
+"""By the model's card, where the bundled configuration has less."""
 
 
 def timings() -> dict[str, dict[str, list[str]]]:
@@ -75,12 +79,13 @@ def display(model_id: str) -> str:
 
 def entry(model: Model, served: dict[str, list[str]]) -> str:
     """One model as YAML."""
+    context = CONTEXTS.get(model.id, model.max_context_tokens)
     lines = [
         f"{model.id}:",
         f"  name: {model.name}",
         f"  kind: {model.kind}",
         f"  checkpoint: {model.checkpoint}",
-        *([f"  max_context_tokens: {model.max_context_tokens}"] if model.max_context_tokens else []),
+        *([f"  max_context_tokens: {context}"] if context else []),
         f"  parameters: {model.parameters:.4e}",
         f"  active_parameters: {model.active_parameters:.4e}",
         *([f"  unrouted: {round(model.unrouted, 8)}"] if model.kind == "moe" else []),

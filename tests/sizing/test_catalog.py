@@ -61,6 +61,11 @@ def test_links_are_of_one_direction(name: str, both_ways: float) -> None:
     assert gpus()[name].link_bytes_per_s == both_ways / 2  # of the vendors' pages
 
 
+@pytest.mark.parametrize("name", ["stepfun-ai/Step-3.7-Flash", "stepfun-ai/Step-3.7-Flash-FP8"])
+def test_step_takes_the_256k_tokens_of_its_card(name: str) -> None:
+    assert models()[name].max_context_tokens == 256 * 1024
+
+
 @pytest.mark.parametrize("name", sorted(models()))
 def test_model_is_plausible(name: str) -> None:
     """A dense model is all active; a KV cache splits over no more GPUs than there are heads; engines and GPUs exist."""

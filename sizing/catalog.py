@@ -438,6 +438,7 @@ def of_layout(replica: Replica, layout: Layout, model: Model, lengths: Lengths) 
     waits_s = alone * (law.token_s * chunk * shared + law.attention_s * chunk * (lengths.isl - chunk / 2))
     through_s = (1 - 1 / layout.pp) * (law.token_s * lengths.isl + law.attention_s * lengths.isl**2 / 2)
     decay = law.unread_decay ** (1 / layout.dp)
+    others = decay ** (layout.dp - 1)  # what the tokens of the other ranks leave of what one leaves unread
     whole = law.with_values(
         token_s=law.token_s / lanes,
         sequence_s=law.sequence_s / lanes,
@@ -445,7 +446,7 @@ def of_layout(replica: Replica, layout: Layout, model: Model, lengths: Lengths) 
         attention_s=law.attention_s / lanes,
         prefill_s=law.prefill_s + waits_s,
         request_s=law.request_s + through_s,
-        unread=min(1.0, law.unread / decay ** (layout.dp - 1)) if decay else law.unread,
+        unread=min(max(law.unread, unread_share(model, layout) / others), law.unread / others) if decay else law.unread,
         unread_decay=decay,
     )
     together = replace(
@@ -455,6 +456,19 @@ def of_layout(replica: Replica, layout: Layout, model: Model, lengths: Lengths) 
         kv_tokens=batching.kv_tokens * layout.dp,
     )
     return replace(replica, law=whole, batching=together)
+
+
+def unread_share(model: Model, layout: Layout) -> float:
+    """Share of a GPU's weights that one token in each rank leaves unread: of all its experts, and of nothing else.
+
+    >>> from sizing.catalog import models
+    >>> qwen = models()["Qwen/Qwen3-235B-A22B"]
+    >>> round(unread_share(qwen, Layout(8)), 3), round(unread_share(qwen, Layout(dp=8, ep=8)), 3)
+    (0.908, 0.474)
+    """
+    routed = routed_parameters(model)
+    experts, shared = routed / (layout.tp * layout.dp), (model.parameters - routed) / layout.tp
+    return model.unrouted**layout.dp * experts / (experts + shared)
 
 
 def routed_parameters(model: Model) -> float:

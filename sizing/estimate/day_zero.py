@@ -26,6 +26,7 @@ from sizing.catalog import (
     layouts,
     of_layout,
     routed_parameters,
+    unread_share,
 )
 from sizing.engine import FREE, Batching, Replica, StepLaw
 from sizing.engine_defaults import engine_defaults, engine_named
@@ -253,7 +254,7 @@ def roofline_law(model: Model, gpu: Gpu, layout: Layout, precision: Precision) -
         kv_token_s=growth_bytes(model, whole, precision) / (gpu.bandwidth_bytes_per_s * reached.cache),
         attention_s=4 * model.layers * width / tp / (gpu.peak_flops_per_s("bf16") * reached.arithmetic),
         prefill_s=reached.prompt_layer_s * model.layers,
-        unread=1 - model.active_parameters / model.parameters if model.unrouted else 0.0,
+        unread=unread_share(model, layout),
         unread_decay=model.unrouted**layout.dp,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from sizing.catalog import Layout, Model, Precision
+from sizing.catalog import Layout, Model, Precision, unread_share
 from sizing.engine import StepLaw
 from sizing.estimate import kernels
 from sizing.estimate.memory import Memory
@@ -104,9 +104,7 @@ def scaled(law: StepLaw, relative: Model, model: Model, layout: Layout) -> StepL
     pairs = layers * model.heads * model.head_size / (relative.heads * relative.head_size)
     unread, decay = law.unread, law.unread_decay
     if model.kind == "moe" and unread:
-        share = (1 - model.active_parameters / model.parameters) / (
-            1 - relative.active_parameters / relative.parameters
-        )
+        share = unread_share(model, layout) / unread_share(relative, layout)
         unread, decay = min(MOST_UNREAD, unread * share), model.unrouted**layout.dp
     return replace(
         law,

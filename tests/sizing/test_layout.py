@@ -54,6 +54,18 @@ def test_lanes_in_step_decode_as_one_lane_with_its_share(batch: int, context: in
     assert whole.law.decode_s(batch, batch * context) <= alone_s
 
 
+@pytest.mark.parametrize(
+    ("chip", "ranks", "precision", "weight_bytes"), [("a100_sxm", 8, "bf16", 2), ("l4", 32, "fp8", 1)]
+)
+def test_a_lone_request_reads_the_attention_of_its_rank(
+    chip: str, ranks: int, precision: str, weight_bytes: int
+) -> None:
+    """Mixtral's 56 layers: query and output of 6,144 numbers, keys and values of 1,024; scaled law, and roofline."""
+    least_s = 56 * 2 * 6144 * (6144 + 1024) * weight_bytes / gpu(chip).bandwidth_bytes_per_s
+    found = estimate("mistralai/Mixtral-8x22B-v0.1", chip, Layout(dp=ranks, ep=ranks), precision, Lengths(1000, 200))
+    assert found.replica.law.decode_s(1, 1000) > least_s
+
+
 @given(st.integers(200, 8000), st.sampled_from([2, 4, 8]))
 def test_a_prompt_passes_all_stages_and_delays_others_by_one(isl: int, stages: int) -> None:
     """Long enough to be bound by arithmetic: alone it takes as long as without stages, and holds up the pipeline for

@@ -29,9 +29,10 @@ from sizing.workload import Lengths
 Precision = Literal["bf16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 BITS: Mapping[Precision, float] = MappingProxyType(
-    {"bf16": 16, "fp8": 8, "fp8_block": 8, "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4}
+    {"bf16": 16, "fp8": 8, "fp8_block": 8, "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4.15625}
 )
-"""Bits a weight takes, scales included: NVFP4 has an 8-bit scale per 16 weights, MXFP4 one per 32."""
+"""Bits a weight takes, scales included: NVFP4 has an 8-bit scale per 16 weights, MXFP4 one per 32; AWQ and
+GPTQ have one of 16 bits, and a zero of 4, per 128."""
 KV_BYTES: Mapping[Precision, float] = MappingProxyType(
     {precision: 1.0 if precision in ("fp8", "fp8_block", "nvfp4") else 2.0 for precision in PRECISIONS}
 )

@@ -56,6 +56,13 @@ def test_gpu_figures_are_those_of_the_named_source(name: str) -> None:
         assert gpu.flops_per_s.get(form, 0) == pytest.approx(chip.get(key, 0), rel=1e-3)
 
 
+def test_weights_in_int4_have_scales() -> None:
+    """TheBloke/Llama-2-7B-AWQ: a file of 3.89 GB, in which the tables of 32,000 words stay in 16 bits."""
+    tables = 2 * 32000 * 4096
+    packed = models()["meta-llama/Llama-2-7b-hf"].parameters - tables
+    assert packed * BITS["int4"] / 8 + tables * 2 == pytest.approx(3.89e9, rel=0.01)
+
+
 @pytest.mark.parametrize(("name", "both_ways"), [("tpu_v6e", 800e9), ("mi300x", 7 * 128e9), ("mi355x", 7 * 153.6e9)])
 def test_links_are_of_one_direction(name: str, both_ways: float) -> None:
     assert gpus()[name].link_bytes_per_s == both_ways / 2  # of the vendors' pages

@@ -124,7 +124,7 @@ class _Keys(BaseModel):
         default=0,
     )
     expert_inner: _Size | None = _key("moe_intermediate_size", "expert_intermediate_size", default=None)
-    expert_hidden: _Size | None = _key("moe_latent_size", "routed_expert_hidden_size", default=None)
+    expert_hidden: _Size | None = _key("moe_latent_size", "moe_hidden_size", "routed_expert_hidden_size", default=None)
     shared: _Number = _key("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0)
     shared_inner: _Number = _key(
         "shared_expert_intermediate_size",
@@ -167,6 +167,8 @@ IMPLIED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "starcoder2": {"tie_word_embeddings": True},
         "llama4_text": {"n_shared_experts": 1},
         "qwen3_next": {"attn_output_gate": True},
+        "muse_glimmer_text": {"attn_output_gate": True},
+        "muse_spark_text": {"attn_output_gate": True},
     }
 )
 """What a model's class in transformers supplies where its published file is silent, by `model_type`."""

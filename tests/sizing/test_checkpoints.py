@@ -275,6 +275,30 @@ APERTUS_8B = {
     "num_key_value_heads": 8,
     "vocab_size": 131072,
 }
+MUSE_GLIMMER = {
+    "model_type": "muse_glimmer_text",
+    "hidden_size": 6656,
+    "intermediate_size": 19968,
+    "num_hidden_layers": 52,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 202048,
+}
+MUSE_SPARK = {
+    "model_type": "muse_spark_text",
+    "hidden_size": 8192,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 16,
+    "head_dim": 64,
+    "vocab_size": 202048,
+    "moe_hidden_size": 4096,
+    "moe_intermediate_size": 4096,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+}
 GROK_2 = {
     "hidden_size": 8192,
     "intermediate_size": 32768,
@@ -309,6 +333,8 @@ PUBLISHED = [
     ("EXAONE 4.0 32B", EXAONE_4_32B, 32.0, 32.0),
     ("Apertus 8B", APERTUS_8B, 8.05, 8.05),
     ("Grok 2", GROK_2, 270, 115),
+    ("Muse Glimmer", MUSE_GLIMMER, 27.9, 27.9),  # both without towers, as transformers 5.24 builds them
+    ("Muse Spark", MUSE_SPARK, 820, 820 - 799 * 248 / 256 - 1.7),
     ("ERNIE 4.5 21B A3B", ERNIE_45_21B, 21.8, 3 + 0.26),  # the table of words is the output's, too
 ]
 """Billions of parameters, and those that a token passes through, of the models' cards."""

@@ -65,6 +65,7 @@ class _Keys(BaseModel):
     head_size: _Size | None = _key("head_dim", "attention_head_dim", "kv_channels", default=None)
     value_size: _Size | None = _key("v_head_dim", default=None)
     context: _Size | None = _key("max_position_embeddings", "seq_length", "n_positions", default=None)
+    longest: Any = _key("model_max_length", default=None)
     rope: dict[str, Any] = _key("rope_scaling", "rope_parameters", default={})
     gated_attention: bool = _key("attn_output_gate", "attention_output_gate", "mla_use_output_gate", default=False)
 
@@ -322,13 +323,14 @@ def _model(keys: _Keys, layers: Sequence[_Layer], model_id: str, name: str, pack
 
 
 def _context(keys: _Keys) -> int | None:
-    """YaRN lengthens the context it starts from, also where `max_position_embeddings` does not say so: Qwen adds it to
-    a configuration for long prompts, and vLLM reads it like this (`_get_and_verify_max_len`)."""
+    """As vLLM reads it (`_get_and_verify_max_len`): `model_max_length` is what Command R takes, sixteen times its
+    `max_position_embeddings`, and YaRN lengthens the context it starts from, which Qwen adds for long prompts."""
+    known = keys.longest if isinstance(keys.longest, int) and 1 <= keys.longest <= 2**24 else keys.context
     start, factor = keys.rope.get("original_max_position_embeddings"), keys.rope.get("factor")
     is_yarn = "yarn" in (keys.rope.get("rope_type"), keys.rope.get("type"))
     if is_yarn and isinstance(start, int) and isinstance(factor, int | float) and 1 <= start * factor <= 2**24:
-        return max(keys.context or 1, round(start * factor))
-    return keys.context
+        return max(known or 1, round(start * factor))
+    return known
 
 
 # --- Layers

@@ -409,6 +409,12 @@ def test_yarn_lengthens_the_context() -> None:
     assert describe(config | longer, "m").max_context_tokens == 40960
 
 
+@pytest.mark.parametrize(("longest", "tokens"), [(131072, 131072), (10**30, 8192)])  # a tokenizer's "no limit" is none
+def test_command_r_takes_its_model_max_length(longest: int, tokens: int) -> None:
+    config = LLAMA_8B | {"model_type": "cohere", "max_position_embeddings": 8192, "model_max_length": longest}
+    assert describe(config, "m").max_context_tokens == tokens
+
+
 def test_state_spaces_are_known_by_the_name_that_transformers_5_gives_them() -> None:
     kinds = ["full_attention" if index in (9, 18, 27) else "linear_attention" for index in range(32)]
     assert describe(BAMBA_9B | {"attn_layer_indices": None, "layer_types": kinds}, "m") == describe(BAMBA_9B, "m")

@@ -278,6 +278,8 @@ def test_gpus_that_exist_serve_what_the_planner_says(opened: Open) -> None:
     assert "5 GPUs ÷ 1 per replica" in text and f"= {rate} requests/s" in text and "90 % band" in text
     assert {metric.label for metric in app.metric} >= {"Requests/s", "Requests/s per GPU"}
     assert "n" not in app.query_params and query_of(app)["have"] == "5"
+    told = next(card for card in app.metric if card.label == "Requests/s")
+    assert "fails" in told.delta and "fails" not in told.help  # it said so of the planned load
 
 
 def test_the_number_of_gpus_is_kept_in_the_link_and_over_pages(opened: Open) -> None:

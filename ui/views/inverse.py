@@ -26,7 +26,7 @@ from ui.views.answer import (
 from ui.words import limit_name, plain, tell_unreadable
 
 FLEET_HELP = "Available GPUs, of the types chosen in the form; each type is evaluated alone, not mixed."
-RATE_HELP = "The load to plan for: SLA met, headroom kept, spares idle. The SLA fails at {} requests/s."
+RATE_HELP = "The load to plan for: SLA met, headroom kept, spares idle."
 
 
 def ask_fleet() -> None:
@@ -55,8 +55,8 @@ def show_carried(fleets: Sequence[Existing], rejected: Sequence[Rejection], scen
         checked = "checked by simulation" if best.predicted.method == "simulation" else "by formula"
         basis_line(best.basis, f"{existing_band(best)} · {best.candidate.source} · {checked}", why_wide(best))
     with rows_of_cards(2 + len(question.sla.limits)):
-        total = significant(best.rate_per_s)
-        card("Requests/s", total, f"SLA fails at {significant(best.limit_per_s)}", RATE_HELP.format(total))
+        fails = f"SLA fails at {significant(best.limit_per_s)}"
+        card("Requests/s", significant(best.rate_per_s), fails, RATE_HELP)
         each = f"{significant(best.rate_per_s / best.working)} per replica"
         card("Requests/s per GPU", significant(best.requests_per_s_per_gpu), each, "Over the GPUs that carry load.")
         limit_cards(best.predicted, question.sla)

@@ -193,6 +193,7 @@ def test_open_loop_points_are_marked_where_they_have_the_limited_percentile() ->
     marked = with_measured(plain, [measured, point(2, load_kind="poisson_rate")], limit, LIGHT)
     assert (list(marked.figure.data[-1].x), list(marked.figure.data[-1].y)) == ([1.5], [300])
     assert "1 point measured" in marked.alt
+    assert "%{x:.3g} requests/s per replica<br>%{y:.4g} ms<br>" in marked.figure.data[-1].hovertemplate
     assert with_measured(plain, [point(2, load_kind="poisson_rate")], limit, LIGHT) is plain
 
 

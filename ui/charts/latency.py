@@ -114,7 +114,8 @@ def with_measured(chart: Chart, points: Sequence[Point], limit: Limit, ink: Ink)
     known = _known(points, limit)
     if not known:
         return chart
-    per_s = UNIT[limit.metric][1]
+    unit, per_s = UNIT[limit.metric]
+    hover = "%{x:.3g} requests/s per replica<br>%{y:.4g} " + unit + "<br>%{customdata}<extra>%{fullData.name}</extra>"
     chart.plot.add_scatter(
         x=[point.load_value for point, _ in known],
         y=[value * per_s for _, value in known],
@@ -122,7 +123,7 @@ def with_measured(chart: Chart, points: Sequence[Point], limit: Limit, ink: Ink)
         name="measured, open loop",
         marker={"color": ink.series[2], "symbol": "diamond", "size": 10, "line": {"color": ink.text, "width": 1}},
         customdata=[point.load_kind.replace("_", " ") for point, _ in known],
-        hovertemplate="%{x:.3g} requests/s<br>%{y:.4g}<br>%{customdata}<extra>%{fullData.name}</extra>",
+        hovertemplate=hover,
     )
     several = "points" if len(known) > 1 else "point"
     return Chart(chart.plot, f"{chart.alt} Marked: {len(known)} {several} measured at offered rates.")

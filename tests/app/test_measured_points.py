@@ -53,7 +53,7 @@ def test_points_are_drawn_as_measured_in_the_units_of_the_title(curves: Callable
     assert series(app, "Requests/s")["mean, measured"] == ([*LEVELS], [p.requests_per_s for p in points])
     assert series(app, "Mean ITL (ms)")["mean, measured"][1] == [p.itl_mean_s * 1000 for p in points if p.itl_mean_s]
     assert series(app, "Mean E2E (s)")["mean, measured"][1] == [p.e2e_mean_s for p in points]
-    speed, rate = series(app, "Requests/s per GPU")["measured, measured"]
+    speed, rate = series(app, "Requests/s per GPU")["throughput, measured"]
     assert speed == [1 / p.itl_mean_s for p in points if p.itl_mean_s]
     assert rate == [p.requests_per_s / p.gpus for p in points]
     assert significant(points[-1].requests_per_s) in text_of(app.title[0].value)

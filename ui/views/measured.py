@@ -177,7 +177,7 @@ def _drawn(curve: Curve, law: Mapping[Point, PointError]) -> list[Chart]:
         measured_and_law(
             "Requests/s per GPU",
             "Interactivity (output tokens/s per user)",
-            [ComparedSeries("measured", [x for x, _ in speed], [y for _, y in speed], speed_said)],
+            [ComparedSeries("throughput", [x for x, _ in speed], [y for _, y in speed], speed_said)],
             ink(),
         ),
     ]

@@ -303,6 +303,7 @@ def test_an_sla_that_nothing_meets_gives_gpus_that_exist_no_rate(opened: Open) -
     app = opened(NOWHERE, **{"show.size": "load"})
     assert app.title[0].value == "No configuration meets this SLA"
     assert_no_answer(app)
+    assert all("Measure" not in link.proto.label for link in app.get("page_link"))  # more GPUs help, no measurement
     assert "requests/s" not in shown(app)
 
 

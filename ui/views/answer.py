@@ -344,7 +344,8 @@ def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scena
         _memory(rejected, scenario)
     else:
         st.markdown(plain(sentence_case(rejected[0].why if rejected else reason)))
-        link_to_calibrate("Measure this model on your own server")
+        if "too_few" not in kinds:
+            link_to_calibrate("Measure this model on your own server")
         widen(scenario)
     if rejected:
         left_out(rejected, expanded=True)

@@ -62,4 +62,23 @@ def gpus(count: int) -> str:
     >>> gpus(1), gpus(12)
     ('1 GPU', '12 GPUs')
     """
-    return f"{count:,} GPU{'' if count == 1 else 's'}"
+    return count_of(count, "GPU")
+
+
+def count_of(count: int, noun: str) -> str:
+    """A count and what is counted, of which the plural has an s more.
+
+    >>> count_of(1, "replica"), count_of(1200, "replica")
+    ('1 replica', '1,200 replicas')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def per_second(rate: float, digits: int = 3, noun: str = "request") -> str:
+    """A rate in words.
+
+    >>> per_second(1.0), per_second(0.5), per_second(2.0, noun="session")
+    ('1 request/s', '0.5 requests/s', '2 sessions/s')
+    """
+    text = significant(rate, digits)
+    return f"{text} {noun}{'' if text == '1' else 's'}/s"

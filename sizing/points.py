@@ -18,7 +18,7 @@ from sizing.catalog import Layout
 from sizing.engine import MOST_INTERVAL as MOST_INTERVAL
 from sizing.engine import MOST_LOOKAHEAD, Policy
 from sizing.errors import LONGEST_QUOTE, PointsError, first_fault, quoted
-from sizing.numbers import significant
+from sizing.numbers import per_second, significant
 from sizing.workload import MOST_TOKENS, PERCENTILES, Lengths, Prefix
 
 LoadKind = Literal[
@@ -201,9 +201,11 @@ class Point:
     @property
     def load_label(self) -> str:
         """The load offered, in words: ``16 users`` for a closed loop, ``12 requests/s`` for an open one."""
-        unit = UNITS.get(self.load_kind, "requests/s")
+        if self.load_kind not in UNITS:
+            return per_second(self.load_value)
+        unit = UNITS[self.load_kind]
         if self.load_value == 1:
-            unit = unit.replace("users", "user")
+            unit = unit.replace("users", "user").replace("sessions/s", "session/s")
         return f"{significant(self.load_value)} {unit}"
 
     @property

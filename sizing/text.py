@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sizing.deploy.settings import settings_json
 from sizing.engine import Batching
 from sizing.errors import one_line
-from sizing.numbers import gpus, milliseconds, percent, significant
+from sizing.numbers import gpus, milliseconds, per_second, percent, significant
 from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.prediction import Caution, CautionKind, Method, Prediction
 from sizing.question import ADMISSION, FIELDS, Question, replicas_for
@@ -81,7 +81,7 @@ def sentence(plan: Plan) -> str:
     For instance: You need 12 x h200_sxm to serve 20 requests/s of Qwen/Qwen3-32B.
     """
     fleet, question = plan.answer, plan.question
-    load = plan.serves or f"to serve {significant(question.workload.rate_per_s)} requests/s"
+    load = plan.serves or f"to serve {per_second(question.workload.rate_per_s)}"
     return f"You need {fleet.gpus:,} × {fleet.candidate.gpu} {load} of {fleet.candidate.model}"
 
 
@@ -100,7 +100,7 @@ def working(plan: Plan) -> str:
     load, of_one = shown[digits]
     so = f"but fewer than {fleet.working:,} miss the SLA:" if more else "so"
     return (
-        f"{significant(rate, digits)} requests/s ÷ {significant(per_replica, digits)} per replica{headroom} = "
+        f"{per_second(rate, digits)} ÷ {significant(per_replica, digits)} per replica{headroom} = "
         f"{load / of_one:,.2f}, {so} {fleet.working:,}{spare} {replicas} of {each} "
         f"({fleet.candidate.layout}, {fleet.candidate.precision}) = {gpus(fleet.gpus)}"
     )
@@ -117,7 +117,7 @@ def binding(fleet: Fleet, traced: TracePlan | None = None) -> str:
         return f"{limit.name}: {value} of {limit.allowed} over all {of}"
     if fleet.stability_binds:
         return (
-            f"stable rate: at {significant(fleet.stable_per_s)} requests/s a replica's queue grows without bound, "
+            f"stable rate: at {per_second(fleet.stable_per_s)} a replica's queue grows without bound, "
             "before a limit is reached"
         )
     limit, beyond = fleet.binding, fleet.predicted.beyond(fleet.binding)
@@ -185,8 +185,8 @@ def peak(question: Question) -> str | None:
     """A line that says when the plan is for a peak; None when it is for the mean."""
     if question.peak_factor == 1:
         return None
-    planned, mean = significant(question.workload.rate_per_s), significant(question.mean_rate_per_s)
-    return f"Planned for the peak of {planned} requests/s, {question.peak_factor:.3g} × the mean of {mean}"
+    planned, mean = per_second(question.workload.rate_per_s), significant(question.mean_rate_per_s)
+    return f"Planned for the peak of {planned}, {question.peak_factor:.3g} × the mean of {mean}"
 
 
 def cost_line(plan: Plan) -> str | None:
@@ -290,7 +290,7 @@ def verified(found: Verification) -> str:
 
     For instance: Verified on the server at 3.4 requests/s per replica: p95 TTFT 301 ms (270 to 340 ms predicted).
     """
-    at = f"at {significant(found.rate_per_s)} requests/s per replica"
+    at = f"at {per_second(found.rate_per_s)} per replica"
     if found.why_not:
         return f"Not verified on the server {at}: {found.why_not.rstrip('.')}"
     missed = [
@@ -356,23 +356,23 @@ def _figure_json(figure: Figure) -> dict[str, Any]:
 def existing_sentence(fleet: Existing) -> str:
     """For instance: 16 × h200_sxm serve 38.4 requests/s of Qwen/Qwen3-32B."""
     verb = "serves" if fleet.gpus == 1 else "serve"
-    rate = significant(fleet.rate_per_s)
-    return f"{fleet.gpus:,} × {fleet.candidate.gpu} {verb} {rate} requests/s of {fleet.candidate.model}"
+    rate = per_second(fleet.rate_per_s)
+    return f"{fleet.gpus:,} × {fleet.candidate.gpu} {verb} {rate} of {fleet.candidate.model}"
 
 
 def existing_band(fleet: Existing) -> str:
     """The 90 % band of the rate that a fleet carries."""
     if fleet.low <= 0:
-        return f"at most {significant(fleet.high)} requests/s; at the slow end of the 90 % band the SLA is not met"
-    return f"{significant(fleet.low)} to {significant(fleet.high)} requests/s (90 % band)"
+        return f"at most {per_second(fleet.high)}; at the slow end of the 90 % band the SLA is not met"
+    return f"{significant(fleet.low)} to {per_second(fleet.high)} (90 % band)"
 
 
 def day_sentence(plan: Plan, daily: Daily) -> str:
     """For instance: You need 3 to 9 × h200_sxm over the day to serve up to 20 requests/s of Qwen/Qwen3-32B."""
     fewest, most = min(hour.gpus for hour in daily.hours), max(hour.gpus for hour in daily.hours)
     count = f"{fewest:,} to {most:,}" if fewest < most else f"{most:,}"
-    candidate, rate = plan.answer.candidate, significant(plan.question.workload.rate_per_s)
-    return f"You need {count} × {candidate.gpu} over the day to serve up to {rate} requests/s of {candidate.model}"
+    candidate, rate = plan.answer.candidate, per_second(plan.question.workload.rate_per_s)
+    return f"You need {count} × {candidate.gpu} over the day to serve up to {rate} of {candidate.model}"
 
 
 def day_working(plan: Plan, daily: Daily) -> str:
@@ -409,8 +409,7 @@ def mix_line(mix: Mix) -> str:
     repeated = len({candidate.gpu for candidate in own}) < len(own)
     names = [f"{candidate.gpu} {candidate.layout}" if repeated else candidate.gpu for candidate in own]
     groups = " + ".join(
-        f"{group.gpus} × {name} ({significant(group.load_per_s)} requests/s)"
-        for group, name in zip(mix.groups, names, strict=True)
+        f"{group.gpus} × {name} ({per_second(group.load_per_s)})" for group, name in zip(mix.groups, names, strict=True)
     )
     alone = ", ".join(f"{gpu} alone {'too few' if cost is None else significant(cost)}" for gpu, cost in mix.alone)
     return f"Cheapest mix: {groups}, {significant(mix.cost_per_hour)} per hour ({alone})"
@@ -436,7 +435,7 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     )
     worst = found.worst_hour
     lines = [
-        f"Trace: {len(trace):,} requests from {ends}, {significant(trace.rate_per_s)} requests/s on average and "
+        f"Trace: {len(trace):,} requests from {ends}, {per_second(trace.rate_per_s)} on average and "
         f"{significant(found.plan.question.workload.rate_per_s)} in the busiest hour{varying}",
         f"Replayed: {percent(seen.goodput(), 2)} of the requests meet all limits on requests"
         f"{' of their class' if seen.classes else ''}; in the worst hour, "
@@ -609,7 +608,7 @@ def assumptions(question: Question, fleet: Fleet, replayed: bool = False) -> Ite
     else:
         yield ARRIVALS[workload.arrivals.kind].format(cv=workload.arrivals.cv, size=workload.arrivals.size)
         steady = "is sustained: latencies are steady-state values"
-        yield f"The load of {significant(workload.rate_per_s)} requests/s {steady}."
+        yield f"The load of {per_second(workload.rate_per_s)} {steady}."
         yield lengths_sentence(workload.lengths)
     yield ROUTING[question.routing]
     for line in on_all_requests(question):

@@ -15,7 +15,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 from sizing import catalog
 from sizing.errors import CatalogueError, ScenarioError
 from sizing.estimate.checkpoints import MOST_BYTES, own, parse
-from sizing.numbers import significant
+from sizing.numbers import per_second
 from sizing.question import (
     ARRIVAL_CV,
     ARRIVAL_SIZE,
@@ -469,9 +469,9 @@ def _users() -> None:
         persist_state="session",
     )
     rate_per_s = min(max(round(users * each / 60, 6), RATE.low), RATE.high)
-    text = significant(rate_per_s)
-    st.caption(f"{users:,} users × {each:g} requests per minute ÷ 60 = {text} requests/s")
-    st.button(f"Use {text} requests/s", on_click=lambda: state.update(rate_per_s=rate_per_s))
+    text = per_second(rate_per_s)
+    st.caption(f"{users:,} users × {each:g} requests per minute ÷ 60 = {text}")
+    st.button(f"Use {text}", on_click=lambda: state.update(rate_per_s=rate_per_s))
 
 
 LABEL_PX, VALUE_PX = 124, 90

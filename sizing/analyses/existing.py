@@ -9,6 +9,7 @@ from functools import partial
 from sizing.edge import BY_SIMULATION, Method, SlaMissed, capacity_band
 from sizing.errors import RequestTooLong, ScenarioError
 from sizing.explain import engine_rejection, first_look, jump_rejection, remarks, sla_rejection
+from sizing.numbers import count_of
 from sizing.planner import fastest_engines
 from sizing.plans import NEAR_STABLE, Basis, Candidate, Rejection, basis_of, beyond_measured
 from sizing.prediction import Caution, Prediction
@@ -161,5 +162,6 @@ def settle_down(
 def too_small(question: Question, candidate: Candidate, gpus: int) -> Rejection:
     """A fleet with no working replica left once its spares are set aside."""
     needed = (question.spare + 1) * candidate.gpus
-    why = f"{gpus} GPUs are too few: a replica of {candidate.gpus} and {question.spare} spare need {needed}"
+    few = f"{count_of(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} too few"
+    why = f"{few}: a replica of {candidate.gpus} and {question.spare} spare need {needed}"
     return Rejection.of(candidate, "too_few", why)

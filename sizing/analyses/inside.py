@@ -9,7 +9,7 @@ import numpy as np
 
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import milliseconds, per_second, significant
 from sizing.prediction import Prediction
 from sizing.question import Question
 from sizing.queueing.percentiles import TOLERANCE
@@ -228,11 +228,11 @@ def learned(run: Simulated, sla: Sla, load_per_s: float) -> list[str]:
 
 
 def _saturated(run: Simulated, load_per_s: float) -> str:
-    rate = significant(load_per_s)
+    rate = per_second(load_per_s)
     if run.utilization >= 1:
         most = significant(load_per_s / run.utilization)
-        return f"No steady state: {rate} requests/s arrive, a replica carries {most}, and the queue only grows"
-    return f"No steady state at {rate} requests/s: the queue grew throughout"
+        return f"No steady state: {rate} arrive, a replica carries {most}, and the queue only grows"
+    return f"No steady state at {rate}: the queue grew throughout"
 
 
 def _lost(run: Simulated) -> str:

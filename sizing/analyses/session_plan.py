@@ -18,7 +18,7 @@ from sizing.engine import FREE, Replica
 from sizing.errors import ScenarioError
 from sizing.explain import distance_from_sla, engine_rejection, first_look
 from sizing.memory_use import caching
-from sizing.numbers import Floats, gpus, milliseconds, significant
+from sizing.numbers import Floats, gpus, milliseconds, per_second
 from sizing.planner import cheapest, cost, fastest_engines, least_gpus, size
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction, Quantiles
@@ -132,7 +132,7 @@ class SessionLoad:
     def words(self) -> str:
         """For instance: for 400 users."""
         if self.users is None:
-            return f"to start {significant(self.sessions.rate_per_s)} sessions/s"
+            return f"to start {per_second(self.sessions.rate_per_s, noun='session')}"
         return f"for {self.users:,} user{'s' if self.users > 1 else ''} at once"
 
     def times(self, pace: float) -> SessionLoad:

@@ -28,7 +28,7 @@ from sizing.demand_model import (
 from sizing.demand_model import as_json as model_json
 from sizing.files import write
 from sizing.lazy_group import Commands
-from sizing.numbers import percent, significant
+from sizing.numbers import per_second, percent, significant
 from sizing.trace import DAY_S, MINUTE_S, Trace
 
 EXAMPLES = """\b
@@ -120,8 +120,8 @@ def draw_command(model: Path, days: float, scale: float, seed: int, out: Path, j
     if json_:
         write_json(found)
     else:
-        rate = significant(len(trace) / (days * DAY_S))
-        click.echo(f"{out}: {len(trace):,} requests in {significant(days)} days, {rate} requests/s on average")
+        rate = per_second(len(trace) / (days * DAY_S))
+        click.echo(f"{out}: {len(trace):,} requests in {significant(days)} days, {rate} on average")
 
 
 def trace_lines(trace: Trace) -> Iterator[str]:
@@ -145,7 +145,7 @@ def described(model: DemandModel, trace: Trace) -> list[str]:
         else "Profile: flat, for the trace is shorter than a day"
     )
     return [
-        f"{len(trace):,} requests in {span}, {significant(trace.rate_per_s)} requests/s on average",
+        f"{len(trace):,} requests in {span}, {per_second(trace.rate_per_s)} on average",
         profile,
         f"Arrivals around it: {arrivals_line(model)}",
         f"ISL {significant(lengths.isl)} tokens (cv {lengths.isl_cv:.2f}), OSL {significant(lengths.osl)} "

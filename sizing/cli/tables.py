@@ -21,7 +21,7 @@ from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
 from sizing.cli.shapes import shared_cost
 from sizing.fitting import Fit
-from sizing.numbers import gpus, milliseconds, percent, significant
+from sizing.numbers import gpus, milliseconds, per_second, percent, significant
 from sizing.plans import Fleet, Plan, Rejection
 from sizing.prediction import Caution, Prediction, Quantiles
 from sizing.question import Question
@@ -142,7 +142,7 @@ def print_verification(found: Verification) -> None:
     if not found.figures:
         return
     table = Table("latency", "predicted", "90 % band", "measured", "95 % interval", "in the band", title_justify="left")
-    table.title = f"On the server at {significant(found.rate_per_s)} requests/s, Poisson arrivals"
+    table.title = f"On the server at {per_second(found.rate_per_s)}, Poisson arrivals"
     for each in found.figures:
         known = each.measured_low_s is not None and each.measured_high_s is not None
         interval = f"{milliseconds(each.measured_low_s or 0)} to {milliseconds(each.measured_high_s or 0)}"
@@ -273,7 +273,7 @@ def print_existing(question: Question, fleets: Sequence[Existing], rejected: Seq
     say(f"[bold]{escape(text.existing_sentence(best))}[/bold]")
     say(
         f"{best.working} working and {best.spare} spare replicas of {escape(best.candidate.label)}, {best.unused} GPUs "
-        f"unused; the SLA fails at {significant(best.limit_per_s)} requests/s, {percent(question.headroom)} headroom "
+        f"unused; the SLA fails at {per_second(best.limit_per_s)}, {percent(question.headroom)} headroom "
         "kept."
     )
     say(f"{text.existing_band(best)}. Binding: {best.binding}.")
@@ -431,7 +431,7 @@ def print_closed_loop(loop: ClosedLoop, title: str) -> None:
             table.add_row(words, *row)
     console().print(table)
     band = f"{significant(rate.low)} to {significant(rate.high)}"
-    console().print(f"{significant(rate.value)} requests/s (90 % band {band}).")
+    console().print(f"{per_second(rate.value)} (90 % band {band}).")
 
 
 def print_fit(fitted: Fit) -> None:

@@ -32,7 +32,7 @@ from sizing.cli.options import (
 from sizing.cli.shapes import pools_json
 from sizing.cli.tables import console, print_cautions, print_pools
 from sizing.errors import ScenarioError
-from sizing.numbers import percent, significant
+from sizing.numbers import per_second, percent, significant
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Rejection
 from sizing.question import Question
 from sizing.text import binding
@@ -61,7 +61,7 @@ def print_comparison(found: Comparison, changes: tuple[str, ...]) -> None:
 def headline(found: Comparison, changes: tuple[str, ...]) -> str:
     """For instance: With precision=fp8: 10 GPUs instead of 14 (h200_sxm) for 20 requests/s of Qwen/Qwen3-32B."""
     question, gpu = found.question, found.setup.candidate.gpu
-    load = f"({gpu}) for {significant(question.workload.rate_per_s)} requests/s of {question.model}"
+    load = f"({gpu}) for {per_second(question.workload.rate_per_s)} of {question.model}"
     if not changes:
         return f"As it is: {_gpus(found.before)} {load}"
     return f"With {', '.join(changes)}: {_instead(_gpus(found.after), _gpus(found.before))} {load}"

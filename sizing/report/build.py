@@ -20,7 +20,7 @@ from sizing.analyses.traced import TracePlan
 from sizing.catalog import CATALOG
 from sizing.edge import latency_band
 from sizing.files import resource, version
-from sizing.numbers import significant
+from sizing.numbers import per_second
 from sizing.plans import Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.points import Point
 from sizing.question import Question, replicas_for
@@ -432,7 +432,7 @@ def usual_title(question: Question, load: SessionLoad | None = None) -> str:
     """The title of a report that was given none."""
     if load is not None:
         return f"GPUs {load.words} of {question.model}"
-    return f"GPUs for {question.model} at {significant(question.workload.rate_per_s)} requests/s"
+    return f"GPUs for {question.model} at {per_second(question.workload.rate_per_s)}"
 
 
 def remarks(plan: Plan, extras: Extras) -> tuple[str, ...]:

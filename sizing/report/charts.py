@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sizing.analyses.daily import HOURS
-from sizing.numbers import significant
+from sizing.numbers import per_second, significant
 from sizing.report.model import Configuration, Day, LimitCurve, LoadCurves, Report, Talks, Traffic
 from sizing.report.tables import gpus_band, line, number_of, text_of
 from sizing.workload import SHARES, Limit
@@ -136,8 +136,8 @@ def latency_chart(curves: LoadCurves) -> Drawing:
 
     said = "; ".join(map(in_words, curves.curves))
     alt = (
-        f"{said}. A working replica then carries {significant(curves.planned_per_s)} requests/s; the SLA fails above "
-        f"{significant(curves.capacity_per_s)} requests/s."
+        f"{said}. A working replica then carries {per_second(curves.planned_per_s)}; the SLA fails above "
+        f"{per_second(curves.capacity_per_s)}."
     )
     return Drawing("latency", drawn(draw, PANEL_IN), alt)
 

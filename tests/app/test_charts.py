@@ -211,6 +211,6 @@ def test_the_knee_is_a_line_where_the_curve_has_one() -> None:
     plain = latency_against_load(bent, fleet(0.15, limit), limit, 0.0, LIGHT)
     kneed = with_knee(plain, bent, LIGHT)
     assert 1.0 in [shape.x0 for shape in kneed.figure.layout.shapes if shape.x0 == shape.x1]
-    assert "knee is at 1 requests/s" in kneed.alt
+    assert "knee is at 1 request/s" in kneed.alt
     straight = curve(0.1, 0.1, 0.1)
     assert with_knee(plain, straight, LIGHT) is plain

@@ -123,7 +123,7 @@ def test_the_form_plans_when_its_button_is_pressed(opened: Open, few: AppTest) -
     assert query_of(app)["show.users"] == "400"
     app.main.button_group(key="show.many").set_value("rate").run()
     assert not app.exception
-    assert found_by(app).load.users is None and "to start 1 sessions/s" in text_of(app.title[0].value)
+    assert found_by(app).load.users is None and "to start 1 session/s" in text_of(app.title[0].value)
 
 
 @pytest.mark.parametrize(

@@ -292,18 +292,24 @@ def test_the_number_of_gpus_is_kept_in_the_link_and_over_pages(opened: Open) -> 
     assert app.main.number_input(key="fleet_gpus").value == 7
 
 
+def test_one_gpu_is_counted_as_one(opened: Open) -> None:
+    app = opened(spare="0", have="1", **{"show.size": "load"})
+    assert "1 GPU ÷ 1 per replica (TP1, fp8) = 1 replica × " in shown(app)
+    assert "1 GPU is too few" in shown(opened(spare="1", have="1", **{"show.size": "load"}))
+
+
 def test_too_few_gpus_for_a_replica_and_its_spares_serve_nothing(opened: Open) -> None:
     app = opened(replace(ONE, tps=(4,)), **{"show.size": "load", "have": "7"})
     assert app.title[0].value == "These GPUs are too few"
     assert "a replica of 4 and 1 spare need 8" in shown(app)
     assert not app.metric
+    assert all("Measure" not in link.proto.label for link in app.get("page_link"))  # more GPUs help, no measurement
 
 
 def test_an_sla_that_nothing_meets_gives_gpus_that_exist_no_rate(opened: Open) -> None:
     app = opened(NOWHERE, **{"show.size": "load"})
     assert app.title[0].value == "No configuration meets this SLA"
     assert_no_answer(app)
-    assert all("Measure" not in link.proto.label for link in app.get("page_link"))  # more GPUs help, no measurement
     assert "requests/s" not in shown(app)
 
 

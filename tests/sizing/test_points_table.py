@@ -126,7 +126,7 @@ def test_spaces_around_cells_and_empty_rows_change_nothing(tmp_path: Path) -> No
         ("concurrency", 1.0, "1 user"),
         ("concurrency", 16.0, "16 users"),
         ("sessions", 1.0, "1 user with sessions"),
-        ("poisson_rate", 1.0, "1 requests/s"),
+        ("poisson_rate", 1.0, "1 request/s"),
     ],
 )
 def test_the_load_of_a_point_reads_as_a_person_would_say_it(kind: LoadKind, value: float, label: str) -> None:

@@ -332,7 +332,7 @@ def test_a_plan_of_sessions_is_none_to_watch(
 def test_the_answer_tells_of_cache_and_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run([*PLAN, "--session-time", "p95:1200s", "--sessions-per-s", "1"], capsys)
     assert code == 0
-    for told in ("to start 1 sessions/s", "of prompt tokens are found", "whole session", "p95 time of a session"):
+    for told in ("to start 1 session/s", "of prompt tokens are found", "whole session", "p95 time of a session"):
         assert told in out
 
 

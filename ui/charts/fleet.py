@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sizing.analyses.curves import FleetSizes, LengthCell
 from sizing.analyses.daily import HOURS, Daily
 from sizing.memory_use import FREE_PARTS, PARTS, MemoryUse
-from sizing.numbers import percent, significant
+from sizing.numbers import per_second, percent, significant
 from ui.charts.base import (
     DASHES,
     LOG_FROM,
@@ -72,8 +72,7 @@ def _band(figure: Plot, sizes: FleetSizes, high_per_s: float, ink: Ink) -> None:
 def _sizes_in_words(steps: Sequence[FleetSteps], high_per_s: float, load_per_s: float, gpus: int) -> str:
     ends = "; ".join(f"{one.name} {one.sizes.gpus[-1]:,} GPUs" for one in steps)
     return (
-        f"GPUs against load: {gpus:,} GPUs at the planned {significant(load_per_s)} requests/s; "
-        f"at {significant(high_per_s)} requests/s {ends}."
+        f"GPUs against load: {gpus:,} GPUs at the planned {per_second(load_per_s)}; at {per_second(high_per_s)} {ends}."
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sizing.analyses.curves import LoadCurve, knee_per_s
 from sizing.analyses.inside import Lives
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import milliseconds, per_second, significant
 from sizing.plans import Fleet
 from sizing.points import Point
 from sizing.workload import Limit, Metric, Seconds, metric_name
@@ -66,8 +66,8 @@ def latency_against_load(
 def _load_in_words(curve: LoadCurve, fleet: Fleet, limit: Limit) -> str:
     return (
         f"{limit_name(limit)} against load: {limit.said(fleet.predicted.value_s(limit))} at the planned "
-        f"{significant(curve.planned_per_s)} requests/s per replica, limit {limit.said(limit.limit_s)}; the SLA "
-        f"fails above {significant(curve.capacity_per_s)} requests/s per replica."
+        f"{per_second(curve.planned_per_s)} per replica, limit {limit.said(limit.limit_s)}; the SLA "
+        f"fails above {per_second(curve.capacity_per_s)} per replica."
     )
 
 
@@ -142,7 +142,7 @@ def with_knee(chart: Chart, curve: LoadCurve, ink: Ink) -> Chart:
     text = f"knee {significant(knee)}"
     side = "left" if knee < BESIDE * chart.plot.layout["xaxis"]["range"][1] else "right"
     note(chart.plot, text, ink.quiet, knee, 1, yref="paper", xanchor=side, yanchor="top")
-    return Chart(chart.plot, f"{chart.alt} The knee is at {significant(knee)} requests/s per replica.")
+    return Chart(chart.plot, f"{chart.alt} The knee is at {per_second(knee)} per replica.")
 
 
 FAR = 4.0

@@ -20,7 +20,7 @@ from sizing.analyses.curves import (
     resampled,
 )
 from sizing.memory_use import KV_USED, PARTS, WEIGHTS, MemoryUse, memory_use
-from sizing.numbers import gpus, significant
+from sizing.numbers import gpus, per_second, significant
 from sizing.plans import Fleet, Plan
 from sizing.points import Point
 from sizing.question import RATE, Range
@@ -97,12 +97,12 @@ def _try_load(scenario: Scenario, name: str, fleet: Fleet, limits: Sequence[Limi
     predicted = answers.prediction(scenario, name, fleet, rate)
     if predicted.saturated:
         st.markdown(
-            f":material/cancel: At {significant(rate)} requests/s a replica's queue grows without bound; "
+            f":material/cancel: At {per_second(rate)} a replica's queue grows without bound; "
             f"the stable rate is {significant(fleet.stable_per_s)}."
         )
         return
     told = (_verdict(limit, predicted.value_s(limit)) for limit in limits)
-    st.markdown(f"At {significant(rate)} requests/s per replica:  \n" + "  \n".join(told))
+    st.markdown(f"At {per_second(rate)} per replica:  \n" + "  \n".join(told))
 
 
 def _verdict(limit: Limit, value_s: float) -> str:
@@ -221,7 +221,7 @@ def _best_at(best: Sequence[Spot], measure: Measure) -> None:
     sla = "The SLA holds there." if spot.meets else "The SLA does not hold there."
     st.markdown(
         f"Best at {significant(wanted)} or more: **{plain(spot.name)}**, {significant(spot.y)} {measure.unit}, "
-        f"at {significant(spot.requests_per_s)} requests/s per replica. {sla}"
+        f"at {per_second(spot.requests_per_s)} per replica. {sla}"
     )
 
 
@@ -250,7 +250,7 @@ def draw_fleet_sizes(scenario: Scenario, plan: Plan, name: str, fleet: Fleet) ->
     """How the count grows with the load, for this configuration and the best of other GPUs."""
     question, rate = scenario.question, scenario.rate_per_s
     twice = gpus_for(question, fleet, 2 * rate)
-    st.title(plain(f"{gpus(fleet.gpus)} at {significant(rate)} requests/s, {twice:,} at twice the load"), anchor=False)
+    st.title(plain(f"{gpus(fleet.gpus)} at {per_second(rate)}, {twice:,} at twice the load"), anchor=False)
     low, high = _range(rate)
     if low >= high:
         st.warning("The range ends before it starts: make its end larger than its start.")
@@ -299,8 +299,7 @@ def _try_rate(scenario: Scenario, fleet: Fleet) -> None:
         )
         use_load(rate, "Makes this the peak load of the scenario and plans again.")
     st.markdown(
-        f"At {significant(rate)} requests/s: **{gpus(gpus_for(question, fleet, rate))}** as "
-        f"{plain(fleet.candidate.label)}."
+        f"At {per_second(rate)}: **{gpus(gpus_for(question, fleet, rate))}** as {plain(fleet.candidate.label)}."
     )
 
 
@@ -353,7 +352,7 @@ def _lengths_title(cells: Sequence[LengthCell], scenario: Scenario) -> str:
     twice = _per_gpu(cells, round(2 * scenario.lengths.isl), scenario.osl)
     if own is None:
         return "Requests/s per GPU at other lengths"
-    here = f"{significant(own)} requests/s per GPU at {scenario.isl:,} in, {scenario.osl:,} out"
+    here = f"{per_second(own)} per GPU at {scenario.isl:,} in, {scenario.osl:,} out"
     return f"{here}; {significant(twice)} with prompts twice as long" if twice else f"{here}; none with twice the input"
 
 

@@ -26,7 +26,7 @@ from sizing.analyses.inside import (
 )
 from sizing.engine import KV_POLICIES, POLICIES, KvPolicy, Policy
 from sizing.errors import ScenarioError
-from sizing.numbers import milliseconds, percent, significant
+from sizing.numbers import milliseconds, per_second, percent, significant
 from sizing.plans import Fleet, Plan
 from sizing.prediction import Prediction, Quantiles
 from sizing.question import Question, Range
@@ -197,7 +197,7 @@ def in_words(setup: RunSetup) -> str:
     timeout = f", dropped after {significant(setup.queue_timeout_s)} s" if setup.queue_timeout_s else ""
     kv = f", {setup.kv_tokens:,} KV tokens" if setup.kv_tokens < UNLIMITED_KV_TOKENS else ""
     return (
-        f"{significant(setup.load_per_s)} requests/s, {POLICY_NAMES[setup.policy].lower()}, "
+        f"{per_second(setup.load_per_s)}, {POLICY_NAMES[setup.policy].lower()}, "
         f"{setup.max_batch_size:,} at once, {setup.token_budget:,} tokens per iteration{kv}{line}{timeout}; "
         f"{setup.requests:,} requests{f', seed {setup.seed}' if setup.seed else ''}"
     )

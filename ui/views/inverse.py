@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from sizing.analyses.existing import Existing
-from sizing.numbers import percent, significant
+from sizing.numbers import count_of, gpus, per_second, percent, significant
 from sizing.plans import Rejection
 from sizing.text import WIDE, against, existing_band, existing_sentence
 from ui import answers
@@ -74,9 +74,9 @@ def working(fleet: Existing, headroom: float) -> str:
     spare = f", − {fleet.spare} spare = {fleet.working}" if fleet.spare else ""
     kept = f" ({percent(headroom)} headroom kept)" if headroom else ""
     return (
-        f"{fleet.gpus:,} GPUs ÷ {candidate.gpus} per replica ({candidate.layout}, {candidate.precision}) = "
-        f"{replicas} replicas{unused}{spare} × {significant(fleet.rate_per_s / fleet.working)} requests/s{kept} = "
-        f"{significant(fleet.rate_per_s)} requests/s"
+        f"{gpus(fleet.gpus)} ÷ {candidate.gpus} per replica ({candidate.layout}, {candidate.precision}) = "
+        f"{count_of(replicas, 'replica')}{unused}{spare} × {per_second(fleet.rate_per_s / fleet.working)}{kept} = "
+        f"{per_second(fleet.rate_per_s)}"
     )
 
 
@@ -109,7 +109,7 @@ def _table(fleets: Sequence[Existing]) -> None:
             "GPUs left over": number(format="localized", help="GPUs too few to form another replica."),
         },
         alt="Ways to run these GPUs, most requests/s first: "
-        + "; ".join(f"{significant(f.rate_per_s)} requests/s as {f.candidate.label}" for f in fleets[:3]),
+        + "; ".join(f"{per_second(f.rate_per_s)} as {f.candidate.label}" for f in fleets[:3]),
     )
 
 

@@ -11,7 +11,7 @@ from calibration.plan import LENGTHS, MOST_USERS, Answering, PlanFile, level_s, 
 from calibration.plan import USUAL as USUAL_SERVED
 from calibration.store import LIVE, Store
 from sizing.errors import SizingError
-from sizing.numbers import significant
+from sizing.numbers import per_second, significant
 from sizing.points import Deployment
 from sizing.workload import LIMITED, Lengths
 from ui import answers, link
@@ -258,7 +258,7 @@ def size_view(store: Store, scenario: Scenario) -> None:
         return
     limits = ", ".join(f"{limit.name} within {limit.allowed}" for limit in scenario.question.sla.limits)
     st.markdown(
-        f"How many GPUs for **{significant(scenario.rate_per_s)} requests/s**, {scenario.isl:,} tokens in and "
+        f"How many GPUs for **{per_second(scenario.rate_per_s)}**, {scenario.isl:,} tokens in and "
         f"{scenario.osl:,} out, {limits}? The form on the left changes the question. Only the levels that its answer "
         "needs are measured."
     )

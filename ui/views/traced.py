@@ -23,7 +23,7 @@ from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.analyses.verification import verification
 from sizing.cli.shapes import extras_json, finite_only
-from sizing.numbers import milliseconds, percent, significant
+from sizing.numbers import milliseconds, per_second, percent, significant
 from sizing.plans import Plan
 from sizing.question import Range
 from sizing.report.build import Cover
@@ -293,7 +293,7 @@ def facts(trace: Trace, of: str = "") -> str:
         else f" · requests per second vary {significant(bursts, 2)} times as much as random arrivals"
     )
     return (
-        f"{len(trace):,} requests{of} · {ends} · {significant(trace.rate_per_s)} requests/s on average, "
+        f"{len(trace):,} requests{of} · {ends} · {per_second(trace.rate_per_s)} on average, "
         f"{significant(busiest_rate_per_s(trace))} in the busiest hour · {significant(float(trace.isl.mean()))} input "
         f"and {significant(float(trace.osl.mean()))} output tokens on average{varying}"
     )

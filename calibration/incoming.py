@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -72,13 +73,13 @@ def _is_points_table(file: Path) -> bool:
 
 
 def _columns(file: Path) -> set[str]:
-    """The columns named in the first line, if the file is a CSV."""
+    """The columns named in the first line, if the file is a CSV, by commas or as spreadsheets elsewhere part them."""
     try:
         with file.open(encoding="utf-8-sig") as text:
             head = text.readline(4096)
     except (OSError, UnicodeDecodeError):
         return set()
-    return {*next(csv.reader([head.strip()]), [])}
+    return {*next(csv.reader([re.sub("[;\t]", ",", head.strip())]), [])}
 
 
 @dataclass(frozen=True, slots=True)

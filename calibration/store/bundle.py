@@ -186,6 +186,8 @@ def _checked(archive: zipfile.ZipFile, size_bytes: int, most_values: int) -> Bun
 
 def _check_entries(entries: Sequence[zipfile.ZipInfo], size_bytes: int) -> None:
     names = [entry.filename for entry in entries]
+    if "[Content_Types].xml" in names:  # in every file of Excel
+        raise FileError("a workbook, not a calibration run: save the sheet with its table as CSV")
     for entry in entries:
         if not _NAMES.fullmatch(entry.filename):
             raise FileError(f"member {entry.filename[:80]!r} does not belong into a calibration run")

@@ -107,6 +107,8 @@ REFUSED = [
     (zipped("../../x", b"x", zipfile.ZIP_STORED), "does not belong into a calibration run"),
     (zipped("/etc/cron.d/x", b"x", zipfile.ZIP_STORED), "does not belong into a calibration run"),
     (b"PK\x03\x04", "not a calibration run, or damaged"),
+    (zipped("[Content_Types].xml", b"<Types/>"), "save the sheet with its table as CSV"),
+    (b"model;gpu;isl;osl;load_kind\nsk-secret;hunter2;1;1;1\n", "columns are separated by semicolons"),
     (b"\x80\x04\x95\x00cos\nsystem\n", "not UTF-8 text"),
 ]
 

@@ -126,21 +126,21 @@ def class_slas(trace: Trace, sla: Sla, given: Sequence[str]) -> tuple[Sla, ...]:
     own = dict.fromkeys(trace.classes, sla)
     seen = set[str]()
     for text in given:
-        name, pairs = named_pairs("--class", text, "NAME:ttft=p95:300ms,itl=none with a class of the trace")
+        name, pairs = named_pairs("class", text, "NAME:ttft=p95:300ms,itl=none with a class of the trace")
         if name not in own:
             has = f"has {', '.join(map(quoted, own))}" if own else "names no classes"
-            raise ScenarioError(f"--class {quoted(name)}: the trace {has}")
+            raise ScenarioError(f"class {quoted(name)}: the trace {has}")
         if name in seen:
-            raise ScenarioError(f"--class {quoted(name)} is there twice: put its limits into one")
+            raise ScenarioError(f"class {quoted(name)} is there twice: put its limits into one")
         if unknown := [metric for metric in pairs if metric not in METRICS]:
-            raise ScenarioError(f"--class {quoted(name)}: {quoted(unknown[0])} is not one of {', '.join(METRICS)}")
+            raise ScenarioError(f"class {quoted(name)}: {quoted(unknown[0])} is not one of {', '.join(METRICS)}")
         seen.add(name)
         limited = [metric for metric in METRICS if pairs.get(metric, NO_LIMIT) != NO_LIMIT]
         try:
             changed = [Limit.parse(metric, pairs[metric]) for metric in limited]
             own[name] = Sla(*(limit for limit in sla.given if limit.metric not in pairs), *changed)
         except ScenarioError as error:
-            raise ScenarioError(f"--class {quoted(name)}: {error}") from None
+            raise ScenarioError(f"class {quoted(name)}: {error}") from None
     return tuple(own.values())
 
 
@@ -160,7 +160,7 @@ def loosest(slas: Sequence[Sla]) -> Sla:
     if not (all(sla.goodput for sla in slas) and any(limit.metric in OF_REQUESTS for limit in common)):
         common = [limit for limit in common if limit.percentile and limit.metric != "goodput"]
     if not common:
-        raise ScenarioError("the classes have no limit in common: give all of them one, for instance --e2e p95:600s")
+        raise ScenarioError("the classes have no limit in common: give all of them one, for instance e2e=p95:600s")
     return Sla(*common)
 
 

@@ -411,9 +411,9 @@ def test_a_fleet_for_classes_keeps_the_goodput_of_each() -> None:
     [
         (["cod:ttft=p95:1s"], "the trace has 'chat', 'code'"),
         (["code:ttft=p95:1s", "code:itl=none"], "is there twice"),
-        (["code:ttft=none,itl=none"], "--class 'code': "),
+        (["code:ttft=none,itl=none"], "^class 'code': "),
         (["code:tft=p95:1s"], "'tft' is not one of ttft"),
-        (["code:ttft=1s"], "--class 'code': .*write it as percentile:time"),
+        (["code:ttft=1s"], "^class 'code': .*write it as percentile:time"),
         (["code"], "write it as NAME:ttft"),
         (["code:ttft=none,itl=none"], "at least one limit"),
     ],

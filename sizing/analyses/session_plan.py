@@ -19,7 +19,7 @@ from sizing.errors import ScenarioError
 from sizing.explain import distance_from_sla, engine_rejection, first_look
 from sizing.memory_use import caching
 from sizing.numbers import Floats, gpus, milliseconds, per_second
-from sizing.planner import cheapest, cost, fastest_engines, least_gpus, size
+from sizing.planner import cheapest, cost, fastest_engines, least_gpus, least_working, size
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction, Quantiles
 from sizing.question import Question, check_priced, weight_of
@@ -430,6 +430,7 @@ def plan_sessions(
     `question` and `turns`: as `session_question` makes them. Headroom h means that the fleet meets the SLA with
     1/(1 - h) times the sessions. Best first: a candidate is bounded by its stable rate, then by formula, under Poisson
     arrivals of alike turns with all that was there before found in the cache, which is as good as a cache can be; then
+    simulated. One that misses a limit even without load, by formula, is left out if it does with sessions nearly alone,
     simulated. It ends when no bound is below the best simulated fleet. Of engines estimated side by side the fastest is
     taken, and the others on the configuration that wins, or where no other is left.
 
@@ -513,10 +514,15 @@ class Bound:
 
     def tighten(self, question: Question, winner: Fleet | None) -> Rejection | None:
         """Go one stage further; why the candidate is left out, if it is."""
+        found: Fleet | Rejection | None
         if self.stage == STABLE:
             found = first_look(partial(size, question, self.runs.candidate))
+            if isinstance(found, Rejection) and found.kind == "sla":
+                alone = nearly_alone(self.runs)  # to the formula all turns are alike, and a session is one of them
+                found = None if alone.meets else alone_missed(self.runs.candidate, alone)
         else:
-            found = sized_by(self.runs, self.fleet.working if self.fleet else 1, winner)
+            start = self.fleet.working if self.fleet else least_working(question, self.runs.candidate)
+            found = sized_by(self.runs, start, winner)
         if isinstance(found, Rejection):
             return found
         self.stage, self.fleet = self.stage + 1, found
@@ -570,7 +576,7 @@ def sized_by(runs: SessionRuns, start: int, winner: Fleet | None) -> Fleet | Rej
                 return beaten(runs, start, winner)
         working = smallest(runs.meets, start)
         if working is None:
-            return alone_missed(candidate, runs.run(1, replace(runs.load, users=None), ALONE / runs.idle_s()))
+            return alone_missed(candidate, nearly_alone(runs))
     except ScenarioError as error:
         return Rejection.of(candidate, "memory", str(error))
     seen, loaded = runs.planned(working), runs.loaded(working)
@@ -596,6 +602,11 @@ def beaten(runs: SessionRuns, working: int, winner: Fleet) -> Rejection:
     all_gpus = gpus((working + runs.question.spare) * runs.candidate.gpus)
     why = f"misses {runs.loaded(working).missed} with {all_gpus}, simulated with headroom; {instead}"
     return Rejection.of(runs.candidate, "cost", why)
+
+
+def nearly_alone(runs: SessionRuns) -> Seen:
+    """One replica with hardly any sessions, whose turns find their cache as it was left."""
+    return runs.run(1, replace(runs.load, users=None), ALONE / runs.idle_s())
 
 
 def alone_missed(candidate: Candidate, alone: Seen) -> Rejection:

@@ -229,6 +229,16 @@ def test_an_sla_that_nothing_meets_has_no_count(limit: Limit, subject: str) -> N
     assert missed.nearest_s is not None and missed.nearest_s > limit.limit_s
 
 
+def test_turns_that_the_formula_takes_for_alike_are_judged_by_simulation() -> None:
+    """Prompts of first turns are a thousand times as long as what later turns add: the mean prompt is neither."""
+    shape = Sessions(0.01, 3, 20_000, 20, 20, turn_law="fixed", think_s=5)
+    limit = SessionLimit.on("later_ttft", "p95:200ms")
+    assert planned(SessionLoad(shape), with_kv(10**6), sla=Sla(limit)).seen.predicted.value_s(limit) <= 0.2
+    with pytest.raises(NoFeasiblePlan) as error:  # which take 10 s to think, whatever the engine does
+        planned(SessionLoad(shape), with_kv(10**6), sla=Sla(SessionLimit.on("session", "p95:1ms")))
+    assert error.value.rejected[0].nearest_s >= 10
+
+
 def test_engines_without_a_cache_or_its_size_are_left_out() -> None:
     static = candidate(batching=Batching("static", 8))
     unknown = candidate(batching=replace(BATCHING, kv_tokens=10**9))

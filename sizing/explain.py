@@ -35,7 +35,7 @@ NOT_IN_POINTS: Mapping[CautionKind, tuple[str, tuple[Metric, ...]]] = {
     "unmeasured_isl": ("no such prompts were measured", ("ttft", "e2e")),
     "no_itl": ("only answers of one token were measured", ("itl", "gap", "e2e")),
 }
-"""Why points hardly tell a latency, and which, by the caution of a fit that says more."""
+"""Why points barely constrain a latency, and which, by the caution of a fit that says more."""
 
 
 def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> Rejection:

@@ -20,9 +20,10 @@ from sizing.question import Setting
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.selection import order_statistics
 from sizing.simulator import Simulated, Watch, simulate, simulated_replicas
+from sizing.simulator.runs import MOST_REPLICAS
 from sizing.simulator.state import SERVED
 from sizing.stats import Z90, batch_shares, interpolated, rank
-from sizing.workload import Limit, Routing, Sla, Within, Workload
+from sizing.workload import Arrivals, Limit, Routing, Sla, Within, Workload
 
 # --- How one replica uses up an SLA from no load to saturation, by formula: the curve that searches and bands read
 
@@ -387,6 +388,12 @@ class Method:
     capacity_per_s: Callable[[Replica, Setting], float]
     predict: Callable[[Replica, Setting, float], Prediction]
     reached: Callable[[Replica, Setting, float], Limit]
+
+
+def ample_replicas(arrivals: Arrivals, routing: Routing) -> int:
+    """Replicas of a fleet so large that more of them hardly help: bursts are thin among them, and a router that is not
+    random keeps requests apart, as it cannot where there is one replica."""
+    return max(arrivals.thin_among, 1 if routing == "random" else MOST_REPLICAS)
 
 
 def predict_at(replica: Replica, setting: Setting, rate_per_s: float) -> Prediction:

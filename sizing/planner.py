@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from sizing.catalog import Layout
-from sizing.edge import BY_FORMULA, BY_SIMULATION, FINE, Method, SlaMissed, capacity_band, least
+from sizing.edge import BY_FORMULA, BY_SIMULATION, FINE, Method, SlaMissed, ample_replicas, capacity_band, least
 from sizing.errors import RequestTooLong
 from sizing.explain import (
     cost_rejection,
@@ -249,18 +249,18 @@ def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float
     Usually capacity grows with the fleet (balanced routing evens out the load), so the need falls as R rises: iterating
     from `start` brackets that R from both sides, and an R that needs exactly itself is the least. If
     `Question.falls_with_fleet`, a smaller R may be self-consistent too, and the search continues below. If bursts
-    spread over the fleet, an R below a sufficient one may miss the SLA even without load: then it is too small. Raises
-    SlaMissed if even an R large enough to thin the bursts misses it.
+    spread over the fleet or its router keeps requests apart, an R below a sufficient one may miss the SLA even without
+    load: then it is too small. Raises SlaMissed if even `ample_replicas` miss it.
     """
-    falling, thin = question.falls_with_fleet, question.workload.arrivals.thin_among
+    falling, ample = question.falls_with_fleet, ample_replicas(question.workload.arrivals, question.routing)
     too_few, enough, replicas = 0, math.inf, start
     while too_few + 1 < enough:
         try:
             capacity = capacity_per_s(question.setting(replicas))
         except SlaMissed:
-            if enough == math.inf and replicas >= thin:
+            if enough == math.inf and replicas >= ample:
                 raise
-            further = min(2 * replicas, thin) if enough == math.inf else (replicas + int(enough)) // 2
+            further = min(2 * replicas, ample) if enough == math.inf else (replicas + int(enough)) // 2
             too_few, replicas = replicas, further
             continue
         needed = question.replicas_at(capacity)

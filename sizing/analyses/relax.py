@@ -1,8 +1,9 @@
 """Ways to meet the SLA where no configuration does: the smallest relaxation of each limit alone.
 
 An SLA that fails without load fails whatever the number of GPUs: a looser limit helps, more GPUs do not. So what is
-needed is read off replicas that are all but idle, by formula, and checked by a simulation of the same, because the
-planner checks its answers by simulation too (Poisson arrivals: its own smallest limit within 2 %).
+needed is read off replicas that are all but idle, in a fleet as large as helps, by formula, and checked by a simulation
+of the same, because the planner checks its answers by simulation too (Poisson arrivals: its own smallest limit within
+2 %).
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sizing.edge import IDLE, NEAR, SURE, load_response, predict_at, requests_for, run_at, upper_percentile
+from sizing.edge import (
+    IDLE,
+    NEAR,
+    SURE,
+    ample_replicas,
+    load_response,
+    predict_at,
+    requests_for,
+    run_at,
+    upper_percentile,
+)
 from sizing.errors import RequestTooLong
 from sizing.plans import Candidate, Rejection
 from sizing.question import Question
@@ -66,35 +77,43 @@ def ways_out(
     question: Question,
     candidates: Sequence[Candidate],
     nearly_alone: NearlyAlone | None = None,
+    gpus: int | None = None,
 ) -> Ways:
     """Each limit relaxed alone, and all that must be relaxed together, where it is the SLA that is missed.
 
-    `nearly_alone`: of users that are no requests at random, which the formula takes for such.
+    `nearly_alone`: of users that are no requests at random, which the formula takes for such. `gpus`: those of a fleet
+    that exists, in which every candidate has a working replica; without, a fleet may be as large as helps.
     """
     if all(rejection.kind != "sla" for rejection in rejected):
         return NO_WAYS
-    alone = relaxations(question, candidates, nearly_alone)
-    return alone, only_together(alone, together(question, candidates, nearly_alone))
+    alone = relaxations(question, candidates, nearly_alone, gpus)
+    return alone, only_together(alone, together(question, candidates, nearly_alone, gpus))
 
 
 def relaxations(
-    question: Question, candidates: Sequence[Candidate], nearly_alone: NearlyAlone | None = None
+    question: Question,
+    candidates: Sequence[Candidate],
+    nearly_alone: NearlyAlone | None = None,
+    gpus: int | None = None,
 ) -> tuple[Relaxation, ...]:
     """For each limit of the SLA, in its order, the relaxation that suffices alone; none of the share of requests that
     are rejected, of which the formula says nothing.
 
     Meant for an SLA that no candidate meets. A limit that is met comes back with the smallest value that still is.
     """
-    idle = [_Idle(question, candidate, nearly_alone) for candidate in candidates]
+    idle = [_Idle(question, candidate, nearly_alone, gpus) for candidate in candidates]
     return tuple(_relaxed(limit, idle) for limit in question.sla.latencies)
 
 
 def together(
-    question: Question, candidates: Sequence[Candidate], nearly_alone: NearlyAlone | None = None
+    question: Question,
+    candidates: Sequence[Candidate],
+    nearly_alone: NearlyAlone | None = None,
+    gpus: int | None = None,
 ) -> Together | None:
     """The candidate whose worst miss is the least, and the limits it misses as it would keep them; None without one."""
     sla = question.sla
-    all_idle = (_Idle(question, candidate, nearly_alone) for candidate in candidates)
+    all_idle = (_Idle(question, candidate, nearly_alone, gpus) for candidate in candidates)
     idle = sorted(all_idle, key=lambda each: each.worst(sla.limits))
     nearest = next((each for each in idle if all(each.needs_s(limit) < math.inf for limit in sla.limits)), None)
     if nearest is None:
@@ -127,11 +146,14 @@ def rounded_up(value: float) -> float:
 class _Idle:
     """Latencies of a candidate's replica that is all but idle; simulated when first asked for."""
 
-    def __init__(self, question: Question, candidate: Candidate, nearly_alone: NearlyAlone | None = None) -> None:
+    def __init__(
+        self, question: Question, candidate: Candidate, nearly_alone: NearlyAlone | None, gpus: int | None
+    ) -> None:
         self.candidate = candidate
         self.question = question
         self.nearly_alone = nearly_alone and nearly_alone(candidate)
-        self.setting = question.setting(question.workload.arrivals.thin_among)
+        ample = ample_replicas(question.workload.arrivals, question.routing)
+        self.setting = question.setting(gpus // candidate.gpus - question.spare if gpus else ample)
         self.response = load_response(candidate.replica, self.setting)
         self._run: Simulated | None = None
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from sizing.analyses.relax import Ways, ways_out
-from sizing.edge import BY_SIMULATION, REQUESTS, SlaMissed, first_capacity_per_s, least, upper_excess
+from sizing.edge import BY_SIMULATION, REQUESTS, SlaMissed, ample_replicas, first_capacity_per_s, least, upper_excess
 from sizing.errors import RequestTooLong, ScenarioError, first_fault, quoted
 from sizing.explain import cost_rejection, sla_rejection
 from sizing.files import read_yaml
@@ -34,7 +34,7 @@ from sizing.question import (
 )
 from sizing.queueing import stable_rate_per_s
 from sizing.simulator import Simulated, Watch
-from sizing.simulator.runs import FEWEST_OF_STREAM, MOST_REPLICAS, Stream, simulate_streams
+from sizing.simulator.runs import FEWEST_OF_STREAM, Stream, simulate_streams
 from sizing.workload import Limit, Routing, Sla, Workload
 
 MOST = 8
@@ -236,11 +236,16 @@ def least_gpus(
 
 
 def workloads_ways_out(
-    rejected: Sequence[Rejection], model: str, shares: Sequence[Share], candidates: Sequence[Candidate]
+    rejected: Sequence[Rejection],
+    model: str,
+    shares: Sequence[Share],
+    candidates: Sequence[Candidate],
+    routing: Routing,
 ) -> tuple[tuple[str, Ways], ...]:
     """What the limits of each workload would have to be that no candidate keeps even alone, by its name."""
     found = (
-        (share.name, ways_out(rejected, Question(model, share.workload, share.sla), candidates)) for share in shares
+        (share.name, ways_out(rejected, Question(model, share.workload, share.sla, routing), candidates))
+        for share in shares
     )
     return tuple(
         (name, (alone, together))
@@ -268,7 +273,7 @@ def carrying_gpus(shares: Sequence[Share], candidate: Candidate, terms: Terms) -
 def alone(share: Share, candidate: Candidate, terms: Terms) -> float:
     """Working replicas, a fraction, that one workload needs by formula on a fleet of its own, over which its bursts
     spread, and so large that a router that is not random keeps requests apart; raises SlaMissed."""
-    many = max(share.workload.arrivals.thin_among, 1 if terms.routing == "random" else MOST_REPLICAS)
+    many = ample_replicas(share.workload.arrivals, terms.routing)
     setting = Setting(replace(share.workload, rate_per_s=1.0), share.sla, terms.routing, many)
     capacity_per_s = first_capacity_per_s(candidate.replica, setting)
     return share.workload.rate_per_s / (capacity_per_s * (1 - terms.headroom))

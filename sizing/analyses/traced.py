@@ -178,7 +178,7 @@ def class_ways_out(
         for number, (name, sla) in enumerate(zip(trace.classes, slas, strict=True))
         if (own := trace.of_class == number).any()
     ]
-    return workloads_ways_out(rejected, question.model, shares, candidates)
+    return workloads_ways_out(rejected, question.model, shares, candidates, question.routing)
 
 
 def plan_trace(

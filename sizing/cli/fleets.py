@@ -91,7 +91,7 @@ def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
         no_replica = f"no working replica is left of {in_words(gpus)} beside {question.spare} spare: set --spare"
         missed = NoFeasiblePlan(no_replica if too_few else no_load, tuple(rejected))
         fitting = [each for each in reserved if each.gpus * (1 + question.spare) <= gpus]
-        raise Reported(missed, {}, ways_out_lines(*ways_out(rejected, question, fitting)))
+        raise Reported(missed, {}, ways_out_lines(*ways_out(rejected, question, fitting, gpus=gpus)))
     if json_:
         others = [existing_json(fleet) for fleet in fleets[1:]]
         write_json({**existing_json(fleets[0]), "alternatives": others, "rejected": [*map(rejection_json, rejected)]})
@@ -151,7 +151,7 @@ def share_command(context: click.Context, /, json_: bool, scenario: str | None, 
     rejected = sorted([*missed, *found[1]], key=distance_from_sla)
     if not fleets:
         refused = NoFeasiblePlan("no configuration meets the SLA of every workload", tuple(rejected))
-        ways = workloads_ways_out(missed, asked.model, shares, reserved)
+        ways = workloads_ways_out(missed, asked.model, shares, reserved, terms.routing)
         raise Reported(refused, {}, [f"{name}: {line}" for name, way in ways for line in ways_out_lines(*way)])
     if json_:
         write_json({**shared_json(fleets[0], terms), "rejected": [rejection_json(miss) for miss in rejected]})

@@ -9,10 +9,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as some
 
 from sizing import planner
+from sizing.analyses.existing import Existing, largest_rate
 from sizing.analyses.relax import Relaxation, relaxations, rounded_up, together
-from sizing.plans import Candidate, NoFeasiblePlan
+from sizing.analyses.sharing import Share, workloads_ways_out
+from sizing.edge import BY_FORMULA
+from sizing.plans import Candidate, NoFeasiblePlan, Rejection
 from sizing.question import Question
-from sizing.workload import METRICS, Arrivals, Lengths, Limit, Sla, Workload
+from sizing.simulator import simulate
+from sizing.workload import METRICS, Arrivals, Lengths, Limit, Routing, Sla, Workload
 from tests.sizing.engines import LAW, candidate, question
 
 ENGINES = [candidate(), candidate(tp=2, law=LAW.scaled(0.6))]
@@ -50,6 +54,24 @@ def test_the_smallest_value_works_and_two_percent_less_does_not(limit: Limit, le
     assert not feasible(asked, ENGINES[0])
     assert feasible(with_limit(asked, loosened(found)), ENGINES[0])
     assert not feasible(with_limit(asked, loosened(found, by=0.98)), ENGINES[0])
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "least_outstanding"])
+def test_routers_that_keep_requests_apart_need_no_limit_that_one_replica_would(routing: Routing) -> None:
+    """An answer of 5 tokens that meets a prompt stands still for most of its time, and without one does as at p50. So a
+    fleet keeps what one replica cannot, however low the rate, and what is needed is said of the fleet that is asked."""
+    alone = simulate(ENGINES[0].replica, Workload(Lengths(2000, 5), 1e-3)).prediction().itl.p50_s
+    limit, workload = Limit("itl", 99, 0.9 * alone), Workload(Lengths(2000, 5), 0.5)
+    asked = Question("m", workload, Sla(limit), routing, spare=0)
+    (found,) = relaxations(asked, ENGINES[:1])
+    ((_, ((shared,), _)),) = workloads_ways_out(
+        [Rejection.of(ENGINES[0], "sla", "")], "m", [Share("all", workload, asked.sla)], ENGINES[:1], routing
+    )
+    assert found.smallest == shared.smallest and found.smallest.limit_s < 1.05 * alone
+    assert planner.plan(with_limit(asked, loosened(found)), ENGINES[:1]).answer.working > 1
+    (one,) = relaxations(asked, ENGINES[:1], gpus=1)
+    assert isinstance(largest_rate(with_limit(asked, loosened(found)), ENGINES[0], 1, BY_FORMULA), Rejection)
+    assert isinstance(largest_rate(with_limit(asked, loosened(one)), ENGINES[0], 1), Existing)
 
 
 def test_a_candidate_whose_cache_never_holds_a_request_is_no_way_to_meet_the_sla() -> None:

@@ -502,9 +502,9 @@ def check_load(workload: Workload, sla: Sla) -> None:
             raise ScenarioError(f"the {metric_name(limit.metric)} limit must be {LIMIT_S}, got {limit.limit_s:g}")
     if sla.rejected and workload.admits_all:
         raise ScenarioError("a limit on rejected requests needs a queue limit or timeout: without one none is rejected")
-    if (sla.itl or sla.gap) and workload.lengths.osl < 2:
+    if (sla.itl or sla.gap) and workload.lengths.without_gaps:
         which = "an ITL limit" if sla.itl else "a limit on gaps between tokens"
-        raise ScenarioError(f"{which} needs OSL of 2 or more: with one output token there are no gaps")
+        raise ScenarioError(f"{which} needs OSL of 2 or more in some answers: with one output token there are no gaps")
 
 
 def check_prefix(lengths: Lengths, prefix: Prefix) -> None:

@@ -52,6 +52,8 @@ def finite(name: str, value: float, *, above: float = 0.0, unit: str = "") -> fl
 
 SAME_TOKENS, SAME_CV = 0.02, 0.05
 """Relative difference of mean lengths, and difference of their variations, that still count as the same lengths."""
+NORMAL_99 = 2.326
+"""99 % of standard normal deviates are below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,11 @@ class Lengths:
         """True when all answers are equally long, so that requests which start together end together: behind the least
         busy replica these may herd, whatever their prompts."""
         return self.osl_cv == 0
+
+    @property
+    def without_gaps(self) -> bool:
+        """True when fewer than one answer in a hundred has a second token."""
+        return self.osl < 2 and bool(self.osl_at(np.array(NORMAL_99)) < 2)
 
     @property
     def fixed(self) -> bool:

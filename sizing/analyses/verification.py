@@ -315,8 +315,7 @@ def _wanted(question: Question) -> list[Limit]:
     """What is compared, by metric and percentile: the SLA's limits on latencies, and the usual percentiles under no
     limit."""
     limits = {(limit.metric, limit.percentile): limit for limit in question.sla.limits if limit.metric in METRICS}
-    single = question.workload.lengths.osl < 2
-    for metric in ("ttft", "e2e") if single else ("ttft", "itl", "e2e"):
+    for metric in ("ttft", "e2e") if question.workload.lengths.without_gaps else ("ttft", "itl", "e2e"):
         for percentile in PERCENTILES:
             limits.setdefault((metric, percentile), Limit(metric, percentile, UNLIMITED_S))
     return sorted(limits.values(), key=lambda each: (LIMITED.index(each.metric), each.percentile))

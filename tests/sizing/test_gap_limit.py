@@ -257,6 +257,13 @@ def test_one_output_token_has_no_gaps_to_limit() -> None:
         Question("m", Workload(Lengths(100, 1), 1.0), P99)
 
 
+def test_answers_that_vary_around_a_token_and_a_half_have_gaps_to_limit() -> None:
+    workload = Workload(Lengths(600, 1.5, 0.3, 0.5), 20.0)
+    Question("m", workload, P99)
+    seen = simulate(candidate().replica, workload, requests=40_000).prediction()
+    assert predict(candidate().replica, workload).itl.p95_s == pytest.approx(seen.itl.p95_s, rel=0.1)
+
+
 def test_the_mean_rule_says_that_it_sees_no_single_gaps() -> None:
     said = sizing_by_means(planner.plan(question(sla=P99), [candidate()]))
     assert said is not None and "The rule does not see single gaps" in said

@@ -181,6 +181,12 @@ def test_what_turns_are_like() -> None:
     assert turns.context_tokens == pytest.approx(500 + 1.5 * 150 + 100 - 200)
 
 
+def test_answers_of_two_tokens_that_vary_have_an_itl() -> None:
+    """Lognormal lengths, rounded to 1 or more, have a mean of their own: 1.99 as they are drawn."""
+    question, _ = session_question("m", SessionLoad(Sessions(1.0, 8, 600, 120, 2, output_cv=0.5)), LIMITS)
+    assert question.workload.lengths.osl < 2
+
+
 def test_more_memory_never_takes_more_gpus_and_thrashing_takes_many() -> None:
     load = SessionLoad(replace(CHAT, rate_per_s=8.0))
     counts = [counted(load, with_kv(kv)).answer.working for kv in (16_000, 60_000, 400_000)]

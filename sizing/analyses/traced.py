@@ -172,12 +172,15 @@ def class_ways_out(
     candidates: Sequence[Candidate],
 ) -> tuple[tuple[str, Ways], ...]:
     """What the limits of each class (`slas`) would have to be, with the lengths of its own requests; by its name. A
-    class may have one request in a window, or none, of which there is nothing to say."""
-    shares = [
-        Share(name, replace(question.workload, lengths=lengths_of(trace, own)), sla)
-        for number, (name, sla) in enumerate(zip(trace.classes, slas, strict=True))
-        if (own := trace.of_class == number).any()
-    ]
+    class may have one request in a window, or none, of which there is nothing to say, nor is there of the gaps in
+    answers of one token."""
+    shares = []
+    for number, (name, sla) in enumerate(zip(trace.classes, slas, strict=True)):
+        if (own := trace.of_class == number).any():
+            lengths = lengths_of(trace, own)
+            kept = [each for each in sla.given if not (lengths.without_gaps and each.metric in ("itl", "gap"))]
+            if any(each.metric != "goodput" for each in kept):
+                shares.append(Share(name, replace(question.workload, lengths=lengths), Sla(*kept)))
     return workloads_ways_out(rejected, question.model, shares, candidates, question.routing)
 
 

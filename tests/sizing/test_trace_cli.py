@@ -209,6 +209,14 @@ def test_a_class_of_which_one_request_is_there_or_none_is_no_error(
     assert code == 3 and said == ({"chat", "rare"} if window.endswith("01:00") else {"chat"})
 
 
+def test_a_class_of_single_tokens_has_no_itl_to_loosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "scores.csv"
+    rows = (f"{second},1000,{'1,score' if second % 2 else '100,chat'}" for second in range(3600))
+    path.write_text("\n".join(["arrival_s,isl,osl,class", *rows, ""]))
+    code, out, _ = run([*PLAN, str(path), "--class", "chat:itl=p95:1ms", "--json"], capsys)
+    assert code == 3 and {way.partition(":")[0] for way in json.loads(out)["ways_out"]} == {"chat"}
+
+
 def test_where_classes_cannot_be_served_each_that_fails_says_what_its_limits_would_have_to_be(
     two_classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

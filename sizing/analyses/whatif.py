@@ -421,14 +421,18 @@ class KvReuse:
             raise ScenarioError(
                 f"kv_reuse: {self.tokens} tokens are not fewer than the prompt's {workload.lengths.isl:g}"
             )
-        if not self.tokens * self.hit_rate or prefix == workload.prefix:
+        found, before = self.tokens * self.hit_rate, workload.prefix.tokens * workload.prefix.hit_rate
+        if prefix == workload.prefix or not (found or before):
             return setup.unchanged("no more of the prompts is found in the cache")
-        changed = setup.changed(
-            f"the first {self.tokens:,} tokens of {percent(self.hit_rate)} of the prompts are found in the KV cache: "
-            "not computed again, held once in a replica, but attended to",
-            "the cache never drops the shared part, and routing finds it on every replica",
-            sigma=REUSE_SIGMA,
-        )
+        lines = ["nothing of the prompts is found in the KV cache any more: all of it is computed"]
+        if found:
+            lines = [
+                f"the first {self.tokens:,} tokens of {percent(self.hit_rate)} of the prompts are found in the KV "
+                "cache: not computed again, held once in a replica, but attended to",
+                "the cache never drops the shared part, and routing finds it on every replica",
+            ]
+        prefix = prefix if found else Prefix()
+        changed = setup.changed(*lines, sigma=REUSE_SIGMA)
         question = replace(setup.question, workload=replace(workload, prefix=prefix))
         return replace(changed, question=question)
 

@@ -159,6 +159,8 @@ def test_reuse_changes_the_workload_only(bf16: Candidate) -> None:
     assert changed.candidate.replica == bf16.replica
     assert (changed.question.workload.prefix.tokens, changed.question.workload.prefix.hit_rate) == (1000, 0.8)
     assert changed.question.workload.lengths == LENGTHS
+    for none in (KvReuse(1000, 0.0), KvReuse(0)):
+        assert none.apply(changed).question == QUESTION, "without what was found, it is the question before"
 
 
 def test_smaller_chunks_stall_decodes_less(bf16: Candidate) -> None:

@@ -425,11 +425,14 @@ def load_response(replica: Replica, setting: Setting, levels: tuple[float, ...] 
     stable_per_s = stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
     known: dict[float, Prediction] = {}
 
-    def response_with(rate_per_s: float) -> LoadResponse:
-        known[rate_per_s] = predict_at(replica, setting, rate_per_s)
+    def response_with(rate_per_s: float, at: Setting = setting) -> LoadResponse:
+        known[rate_per_s] = predict_at(replica, at, rate_per_s)
         return LoadResponse.of(known, setting.sla)
 
-    response = response_with(IDLE * stable_per_s)
+    # A router that counts finds an idle replica, so its requests meet no more often than those that take turns; the
+    # formula has them meet.
+    apart = setting if setting.routing == "random" else replace(setting, routing="round_robin")
+    response = response_with(IDLE * stable_per_s, apart)
     if response.excess[0] > math.log(NEAR):
         return response
     for share in FIRST:

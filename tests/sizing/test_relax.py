@@ -56,7 +56,7 @@ def test_the_smallest_value_works_and_two_percent_less_does_not(limit: Limit, le
     assert not feasible(with_limit(asked, loosened(found, by=0.98)), ENGINES[0])
 
 
-@pytest.mark.parametrize("routing", ["round_robin", "least_outstanding"])
+@pytest.mark.parametrize("routing", ["round_robin", "power_of_two", "least_outstanding"])
 def test_routers_that_keep_requests_apart_need_no_limit_that_one_replica_would(routing: Routing) -> None:
     """An answer of 5 tokens that meets a prompt stands still for most of its time, and without one does as at p50. So a
     fleet keeps what one replica cannot, however low the rate, and what is needed is said of the fleet that is asked."""

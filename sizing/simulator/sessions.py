@@ -54,7 +54,7 @@ the last of its sessions in flight only when the first ones have ended."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedSessions:
-    """The measured turns of a run and the sessions that ended in the measured time.
+    """The measured turns of a run and the sessions that started in the measured time.
 
     `turns`: the turns by the time they were sent, as requests (its utilization is unknown: NaN). Parallel arrays of
     shape (n,): `number` of the turn in its session, from 0; `prompt_tokens`; `found_tokens` of these, which the prefix
@@ -122,7 +122,8 @@ def simulate_sessions(
     a replica rejects a turn.
 
     The measured time runs from the share `warmup` of the run, but not before 3 mean sessions have passed (at most half
-    of the run), to the start of the last session.
+    of the run), to the start of the last session. Of sessions as a whole, those count that start in it, up to 3 mean
+    sessions before its end, each to its own end.
 
     Raises ScenarioError for a prompt longer than the KV cache, and for numbers out of range.
 
@@ -215,7 +216,9 @@ def _measured(run: Requests, warmup: float, times: float, pauses: int) -> Simula
     start_s, end_s = run["arrival_s"][begins], run["done_s"][ends] + run["outside_s"][ends]
     until_s = float(start_s[-1])
     from_s = min(max(warmup * until_s, RAMP * float(np.mean(end_s - start_s))), until_s / 2)
-    complete = (run["outcome"][ends] == SERVED) & (end_s >= from_s) & (end_s <= until_s)
+    complete = (
+        (run["outcome"][ends] == SERVED) & (start_s >= from_s) & (start_s <= _last_start_s(start_s, end_s, from_s))
+    )
     overlap_s = np.clip(end_s, from_s, until_s) - np.clip(start_s, from_s, until_s)
 
     order = np.argsort(run["arrival_s"], kind="stable")  # those that were not sent, NaN, come last
@@ -238,6 +241,15 @@ def _measured(run: Requests, warmup: float, times: float, pauses: int) -> Simula
         (end_s - start_s)[complete],
         float(overlap_s.sum()) / (until_s - from_s) * times,
     )
+
+
+def _last_start_s(start_s: Seconds, end_s: Seconds, from_s: float) -> float:
+    """Until when sessions begin whose whole time is counted: most of them end before the last one starts, at full load.
+
+    Those that end in the measured time would not do: the longest may have no time to end in it.
+    """
+    until_s = float(start_s[-1])
+    return max(until_s - RAMP * float(np.mean(end_s - start_s)), (from_s + until_s) / 2)
 
 
 def _grows(run: Requests, part: slice) -> bool:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from sizing.cli import main
-from sizing.engine import Batching, Policy, Replica, StepLaw
+from sizing.engine import FREE, Batching, Policy, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.simulator import simulate_trace
 from sizing.simulator.fleet import Failure, serve
@@ -234,6 +234,13 @@ def test_sessions_in_flight_are_their_rate_times_their_time() -> None:
     assert run.in_flight == pytest.approx(0.5 * run.latencies["session"].mean_s, rel=0.05)
     assert run.turns_per_s == pytest.approx(2.5, rel=0.05)
     assert not run.saturated
+
+
+def test_the_longest_sessions_are_measured() -> None:
+    """A geometric number of exponential thinking times, one fewer than turns: 0 or, in 3 of 4 cases, exponential."""
+    free = Replica(FREE, replace(RULE, kv_tokens=10**7))
+    run = simulate_sessions(free, Sessions(50.0, 4, 1, 1, 1, think_s=20), requests=1000)
+    assert run.latencies["session"].p99_s == pytest.approx(4 * 20 * np.log(0.75 / 0.01), rel=0.05)
 
 
 # --- Laws

@@ -13,13 +13,13 @@ import numpy as np
 from sizing.analyses.relax import Ways, ways_out
 from sizing.analyses.traced import smallest
 from sizing.candidates import catalogued
-from sizing.edge import BY_FORMULA, FAR, SURE, log_ratio, upper_end
+from sizing.edge import BY_FORMULA, FAR, SURE, log_ratio, predict_at, upper_end
 from sizing.engine import FREE, Replica
 from sizing.errors import ScenarioError
 from sizing.explain import distance_from_sla, engine_rejection, first_look
 from sizing.memory_use import caching
 from sizing.numbers import Floats, gpus, milliseconds, per_second
-from sizing.planner import cheapest, cost, fastest_engines, least_gpus, least_working, size
+from sizing.planner import cheapest, cost, fastest_engines, least_working, size
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction, Quantiles
 from sizing.question import Question, check_priced, weight_of
@@ -435,8 +435,9 @@ def plan_sessions(
     taken, and the others on the configuration that wins, or where no other is left.
 
     Users are open sessions at the rate at which so many are in flight, not a closed number of them: sessions in flight
-    then vary as those of many independent users do, and a queue is not kept short by users who wait in it. Bounds are
-    at the rate of the fastest idle engine until a fleet is simulated, then at that fleet's.
+    then vary as those of many independent users do, and a queue is not kept short by users who wait in it. The slower
+    a fleet, the less they send: a candidate's bound is at the rate of as many users as its replicas just keep the SLA
+    with.
 
     Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
     """
@@ -444,28 +445,22 @@ def plan_sessions(
     ready, left_out = holding(candidates, load.sessions)
     left_out += rejected
     runs = {id(one): SessionRuns(question, load, one, seed, progress) for one in ready}
-    if load.users is not None and ready:
-        question = at_rate(question, load.users / min(map(SessionRuns.idle_s, runs.values())), turns)
     first, slower = fastest_engines(ready, question.workload.lengths)
-    bounds = {id(one): Bound(runs[id(one)]) for one in first}
+    bounds = {id(one): Bound(runs[id(one)], turns) for one in first}
     while bounds or slower:
         if not bounds:
-            bounds, slower = {id(each): Bound(runs[id(each)]) for each, _ in slower}, []
+            bounds, slower = {id(each): Bound(runs[id(each)], turns) for each, _ in slower}, []
         best = min(bounds.values(), key=lambda bound: (bound.cost(question), -bound.stage))
         if best.stage == SIMULATED:
             beside = [each for each, faster in slower if faster is best.runs.candidate]
             slower = [(each, faster) for each, faster in slower if faster is not best.runs.candidate]
             if not beside:
                 break
-            bounds |= {id(each): Bound(runs[id(each)]) for each in beside}
+            bounds |= {id(each): Bound(runs[id(each)], turns) for each in beside}
             continue
         if missed := best.tighten(question, cheapest(question, simulated(bounds.values()))):
             left_out.append(missed)
             del bounds[id(best.runs.candidate)]
-        elif load.users is not None and best.fleet and simulated(bounds.values()) == [best.fleet]:
-            question = at_rate(question, best.runs.planned(best.fleet.working).rate_per_s, turns)
-            for bound in bounds.values():
-                bound.loosen()
     fleets = sorted(simulated(bounds.values()), key=lambda fleet: cost(question, fleet))
     slow = [engine_rejection(each, faster.engine) for each, faster in slower]
     misses = sorted((*left_out, *slow), key=distance_from_sla)
@@ -501,12 +496,19 @@ class Bound:
     """What is known so far of the fleet that a candidate needs: a lower bound on its GPUs, or the simulated fleet."""
 
     runs: SessionRuns
+    turns: TurnsByPlace
     stage: int = STABLE
     fleet: Fleet | None = None
 
+    def working(self, question: Question) -> int:
+        """Working replicas at least; those of the fleet once it is simulated."""
+        if self.fleet:
+            return self.fleet.working
+        return least_working(question, self.runs.candidate) if self.runs.load.users is None else 1
+
     def gpus(self, question: Question) -> int:
-        """GPUs at least, spares included; those of the fleet once it is simulated."""
-        return self.fleet.gpus if self.fleet else least_gpus(question, self.runs.candidate)
+        """GPUs, spares included, of as many."""
+        return (self.working(question) + question.spare) * self.runs.candidate.gpus
 
     def cost(self, question: Question) -> float:
         """GPUs at least, or their price where GPUs have their own."""
@@ -520,18 +522,23 @@ class Bound:
             if isinstance(found, Rejection) and found.kind == "sla":
                 alone = nearly_alone(self.runs)  # to the formula all turns are alike, and a session is one of them
                 found = None if alone.meets else alone_missed(self.runs.candidate, alone)
+            elif isinstance(found, Fleet) and self.runs.load.users is not None:
+                found = replace(found, working=self.least_for_users(question, found))
         else:
-            start = self.fleet.working if self.fleet else least_working(question, self.runs.candidate)
-            found = sized_by(self.runs, start, winner)
+            found = sized_by(self.runs, self.working(question), winner)
         if isinstance(found, Rejection):
             return found
         self.stage, self.fleet = self.stage + 1, found
         return None
 
-    def loosen(self) -> None:
-        """Forget the formula's fleet, which was for another rate."""
-        if self.stage == FORMULA:
-            self.stage, self.fleet = STABLE, None
+    def least_for_users(self, question: Question, fleet: Fleet) -> int:
+        """Working replicas, where a formula's `fleet` says at which rate one of them just keeps the SLA: so many users
+        as are then in flight there, and no more, may each of them have."""
+        load, rate_per_s = self.runs.load, fleet.capacity_per_s
+        e2e_s = predict_at(fleet.candidate.replica, question.setting(1), rate_per_s).e2e.mean_s
+        session_s = self.turns.each * (e2e_s + load.sessions.think_s) - load.sessions.think_s
+        workload = replace(question.workload, rate_per_s=(load.users or 1) / session_s * self.turns.each)
+        return replace(question, workload=workload).replicas_at(rate_per_s)
 
     def beaten_by(self, question: Question, winner: Fleet) -> Rejection:
         """Why it was not simulated."""
@@ -545,11 +552,6 @@ class Bound:
 def simulated(bounds: Iterable[Bound]) -> list[Fleet]:
     """The fleets that are no bounds any more."""
     return [bound.fleet for bound in bounds if bound.fleet and bound.stage == SIMULATED]
-
-
-def at_rate(question: Question, sessions_per_s: float, turns: TurnsByPlace) -> Question:
-    """The question with the turns of so many sessions."""
-    return replace(question, workload=replace(question.workload, rate_per_s=sessions_per_s * turns.each))
 
 
 def holding(candidates: Sequence[Candidate], sessions: Sessions) -> tuple[list[Candidate], list[Rejection]]:

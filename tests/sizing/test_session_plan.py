@@ -81,13 +81,15 @@ def planned(
     return plan_sessions(question, load, turns, candidates or [candidate()])
 
 
-def counted(load: SessionLoad, *candidates: Candidate, headroom: float = 0.2, spare: int = 1) -> Plan:
+def counted(
+    load: SessionLoad, *candidates: Candidate, sla: Sla = LIMITS, headroom: float = 0.2, spare: int = 1
+) -> Plan:
     """The count alone, as a plan finds it, without what is then said of the fleet: most of the runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session_plan, "completed", lambda runs, fleet: fleet)
         for beside in ("by_routing", "rising"):
             patch.setattr(session_plan, beside, lambda runs, working: ())
-        return planned(load, *candidates, headroom=headroom, spare=spare).plan
+        return planned(load, *candidates, sla=sla, headroom=headroom, spare=spare).plan
 
 
 def with_kv(kv_tokens: int) -> Candidate:
@@ -123,6 +125,18 @@ def test_the_best_of_several_candidates_is_found(load: SessionLoad) -> None:
     assert found.answer.gpus == min(alone)
     assert all(fleet.verified for fleet in found.fleets)
     assert len(found.fleets) + len(found.rejected) == 3
+
+
+def test_a_slower_engine_may_hold_more_users() -> None:
+    """Without thinking times, they send less to it than to a quick engine that runs few at once."""
+    agents, loose = SessionLoad(Sessions(1.0, 5, 100, 20, 200), users=600), Sla(SessionLimit.on("first_ttft", "p95:1s"))
+    quick, slow = (
+        candidate(law=LAW.scaled(scale), batching=replace(ROOMY, max_batch_size=slots))
+        for scale, slots in ((1, 32), (3, 128))
+    )
+    alone = counted(agents, slow, sla=loose).answer.gpus
+    assert alone < counted(agents, quick, sla=loose).answer.gpus
+    assert counted(agents, quick, slow, sla=loose).answer.gpus == alone
 
 
 def test_users_are_the_sessions_in_flight() -> None:

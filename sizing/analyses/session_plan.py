@@ -159,14 +159,15 @@ def within_context(model: str, sessions: Sessions) -> Sessions:
 @dataclass(frozen=True, slots=True)
 class TurnsByPlace:
     """What the turns of sessions come to on average: their `lengths`, `each` session's number of them, `known_tokens`
-    of a prompt that were sent or answered before, the `system_tokens` that every prompt begins with, and the
-    `context_tokens` of a session in flight beside these."""
+    of a prompt that were sent or answered before, the `system_tokens` that every prompt begins with, and beside these
+    the `context_tokens` of a session once a turn is answered, of all turns and of those that another follows."""
 
     lengths: Lengths
     each: float
     known_tokens: float
     system_tokens: int
     context_tokens: float
+    thinking_tokens: float
 
     @classmethod
     def of(cls, sessions: Sessions, seed: int = 0) -> TurnsByPlace:
@@ -178,8 +179,10 @@ class TurnsByPlace:
         known = np.where(later, np.roll(isl + osl, 1), float(sessions.system_tokens))
         lengths = Lengths(float(isl.mean()), float(osl.mean()), osl_cv=float(osl.std() / osl.mean()))
         each = len(run) / (int(run["session"][-1]) + 1)
-        context = float((isl + osl).mean()) - sessions.system_tokens
-        return cls(lengths, each, float(np.minimum(known, isl).mean()), sessions.system_tokens, context)
+        contexts = isl + osl - sessions.system_tokens
+        context = float(contexts.mean())
+        thinking = float(contexts[:-1][later[1:]].mean()) if later.any() else context
+        return cls(lengths, each, float(np.minimum(known, isl).mean()), sessions.system_tokens, context, thinking)
 
     def workload(self, turns_per_s: float, found_tokens: float) -> Workload:
         """Requests at random that are alike to a formula: of every prompt so many tokens are found in the cache."""
@@ -410,9 +413,16 @@ class SessionPlan:
         """Tokens that the KV caches of the working replicas hold together."""
         return self.plan.answer.working * self.plan.answer.candidate.replica.batching.kv_tokens
 
+    def context_tokens(self, seen: Seen) -> float:
+        """Of a session in flight, on average over time: after its last answer nobody thinks."""
+        turns = self.turns
+        thinking_s, served_s = (turns.each - 1) * self.load.sessions.think_s, turns.each * seen.predicted.e2e.mean_s
+        share = thinking_s / (thinking_s + served_s)
+        return share * turns.thinking_tokens + (1 - share) * turns.context_tokens
+
     def filled(self, seen: Seen) -> float:
         """Contexts of all sessions in flight over the KV caches of the fleet: above 1 some must be evicted."""
-        return seen.in_flight * self.turns.context_tokens / self.kv_tokens
+        return seen.in_flight * self.context_tokens(seen) / self.kv_tokens
 
 
 def plan_sessions(

@@ -264,7 +264,7 @@ def sessions_json(found: SessionPlan) -> dict[str, Any]:
         "asked": asked,
         "routing": found.load.routing,
         "gpus_per_100_in_flight": found.gpus_per_100,
-        "context_tokens_in_flight": found.turns.context_tokens,
+        "context_tokens_in_flight": found.context_tokens(found.seen),
         "kv_tokens": found.kv_tokens,
         "working_all_found": found.all_found,
         "working_system_prompt_found": found.none_found,

@@ -185,6 +185,8 @@ def test_a_quiet_fleet_finds_all_that_was_there_before() -> None:
     assert found.seen.hit_rate == pytest.approx(sum(cached) / sum(prompts), rel=1e-3)
     mean_s = 3 * 60 + 4 * found.seen.predicted.e2e.mean_s
     assert found.seen.predicted.parts["session"].mean_s == pytest.approx(mean_s, rel=0.05)
+    thinking = 448 + 192  # the user thinks after the first three answers, and hardly anything else takes time
+    assert found.filled(found.seen) * found.kv_tokens / found.seen.in_flight == pytest.approx(thinking, rel=0.02)
 
 
 def test_what_turns_are_like() -> None:

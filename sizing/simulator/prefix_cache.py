@@ -57,8 +57,9 @@ def keep(engine: Engine, state: State, work: Workspace, requests: Requests, requ
     if request == state.prefilling:
         computed -= requests[request].isl - requests[request].cached_tokens + requests[request].generated
         computed += state.prefilled_tokens
+    # Recorded turns may overlap: a later one that has left holds more of the session than one that was before it.
+    blocks = max(int(computed + 1e-6) // engine.kv_block_tokens, work.cached[session, BLOCKS])
     forget(state, work, session)
-    blocks = int(computed + 1e-6) // engine.kv_block_tokens
     if blocks == 0:
         return
     work.cached[session, BLOCKS] = blocks

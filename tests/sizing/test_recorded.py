@@ -282,6 +282,13 @@ def test_a_replay_of_sessions_is_the_run_that_was_recorded(kv_tokens: int, seed:
     assert replay(without, trace, PLAIN, SLA).hit_rate() == 0
 
 
+def test_an_earlier_turn_that_ends_later_takes_nothing_from_the_cache() -> None:
+    """The second has computed 609 tokens, 38 whole blocks, and leaves first; the first, 575."""
+    isl, osl = np.array([96, 608, 640], np.int32), np.array([480, 2, 2], np.int32)
+    trace = Trace(np.array([0.0, 0.01, 60.0]), isl, osl, session=np.zeros(3, np.int32))
+    assert replay(caching(400_000), trace.continued(), PLAIN, SLA).tally.found_tokens.sum() == 38 * 16
+
+
 @pytest.mark.parametrize("kv_tokens", [4_000, 400_000])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_a_session_stays_with_the_replica_of_its_first_turn(kv_tokens: int, replicas: int) -> None:

@@ -496,7 +496,7 @@ def _limit(metric: Metric) -> None:
         )
         st.number_input(
             f"{name} limit ({unit})",
-            float(LIMIT_S.low * per_s),
+            round(LIMIT_S.low * per_s, 9),  # 1e-9 * 1000 has 17 digits, which its error would show
             float(LIMIT_S.high * per_s),
             format="%g",
             key=f"{metric}_limit",

@@ -91,6 +91,10 @@ def test_a_changed_field_answers_again_at_once_and_is_written_to_the_url(opened:
     assert query_of(app)["rate"] == "200.0"
 
 
+def test_the_least_limit_is_a_number_that_can_be_read(opened: Open) -> None:
+    assert str(opened().sidebar.number_input(key="ttft_limit").min) == "1e-06"
+
+
 def test_a_preset_fills_in_lengths_and_limits(opened: Open) -> None:
     app = opened()
     app.sidebar.button_group(key="preset").set_value("Code").run()

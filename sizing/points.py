@@ -64,13 +64,9 @@ Duration = Annotated[float, Field(gt=0, le=1e9)]
 """Bounds on what a server can do: beyond them a number is a typo or in another unit, and the arithmetic overflows."""
 
 
-STRICT = ConfigDict(allow_inf_nan=False, extra="forbid", str_strip_whitespace=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(allow_inf_nan=False, extra="forbid"))
 class Point:
-    """One load level, measured: a row of the points table. Times in seconds; unknown = None. Spaces around texts are
-    left out.
+    """One load level, measured: a row of the points table. Times in seconds; unknown = None.
 
     `itl` is the mean gap after the first token, one value per request; `gap` are gaps between single tokens. In an open
     loop, latencies run from the moment a request was due, even if it was sent late. `load_value` is users in a closed

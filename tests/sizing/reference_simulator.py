@@ -287,7 +287,8 @@ class SlowReplica:
                 break
             if not self._fits(head):
                 break
-            if rule.policy == "whole_prompt" and head.prompt > room and (chunks or head.prompt <= rule.token_budget):
+            has_room = head.prompt <= max(room, 0)
+            if rule.policy == "whole_prompt" and not has_room and (chunks or head.prompt <= rule.token_budget):
                 break
             self._admit(head)
             if head.prompt == 0:

@@ -74,7 +74,8 @@ def validate_command(
 ) -> None:
     """Check what this planner claims: against simulated engines, queueing theory and measured data.
 
-    The same on any machine and number of processes: random numbers follow from the cases alone.
+    The same with any number of processes: random numbers follow from the cases alone. On another kind of processor a
+    fit may settle elsewhere by rounding, and a few figures move.
     """
     if page and not page.parent.is_dir():
         raise ScenarioError(f"--markdown {page}: there is no folder {page.parent}; make it first")

@@ -375,11 +375,6 @@ class Replica:
     speculation: Speculation | None = None
     rough: Roughness = Roughness()
 
-    @property
-    def lane_tokens(self) -> int:
-        """Tokens that a running sequence has in an iteration: one, and what a draft proposes."""
-        return 1 if self.speculation is None else self.speculation.draft_tokens + 1
-
     def with_queue(self, most: int) -> Replica:
         """The replica with at most this many queued requests (0: no limit), or fewer if it has a lower limit itself."""
         limits = [limit for limit in (most, self.batching.max_waiting) if limit]

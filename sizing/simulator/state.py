@@ -259,7 +259,6 @@ def engine_of(replica: Replica, shared_tokens: int = 0, *, by_priority: bool = F
         *(rule.prefix_cache, by_priority, shared_tokens),
         *((0.0, 1, 0) if rule.policy == "static" else _sight(rule)),
         *(rule.batch_wait_steps, rule.batch_wait_ratio * rule.token_budget),
-        replica.lane_tokens,
         *_speculation_values(replica.speculation),
         *(rough.padding, rough.knee, rough.jitter),
         *((1, *map(tuple, law.bend.tables)) if law.bend.sequences else (0, NO_BEND, NO_BEND)),
@@ -281,11 +280,12 @@ def engines_of(replicas: Sequence[Replica], *, by_priority: bool = False) -> NDA
 
 
 def _speculation_values(speculation: Speculation | None) -> tuple[float, ...]:
-    """The three times of the draft; its arithmetic is assumed linear in the sequences."""
+    """`lane_tokens` and the three times of the draft; its arithmetic is assumed linear in the sequences."""
     if speculation is None:
-        return 0.0, 0.0, 0.0
+        return 1, 0.0, 0.0, 0.0
     passes, law = speculation.draft_tokens, speculation.draft
     return (
+        passes + 1,
         passes * (law.overhead_s + law.weights_s),
         passes * (law.sequence_s + law.token_s),
         passes * law.kv_token_s,

@@ -287,8 +287,7 @@ class SlowReplica:
                 break
             if not self._fits(head):
                 break
-            has_room = head.prompt <= max(room, 0)
-            if rule.policy == "whole_prompt" and not has_room and (chunks or head.prompt <= rule.token_budget):
+            if rule.policy == "whole_prompt" and head.prompt > max(room, 0) and chunks:
                 break
             self._admit(head)
             if head.prompt == 0:

@@ -312,15 +312,6 @@ def test_a_prompt_that_the_budget_does_not_hold_is_cut_where_prompts_run_first()
     assert times(small, {"at": 0, "isl": 1, "osl": 2}, {"at": 0.5, "isl": 7}) == [(SERVED, 1, 4), (SERVED, 3, 3)]
 
 
-def test_whole_prompts_wait_for_room_beside_the_decodes() -> None:
-    """Beside the decode of A a budget of 8 has no room for B's 8 tokens: B and C behind it start when A has left, at
-    5 s, one after the other. A prompt of 9 tokens would never have room, and starts beside A."""
-    whole = Replica(CLOCK, Batching("whole_prompt", token_budget=8))
-    a, b, c = {"at": 0, "isl": 1, "osl": 5}, {"at": 0.5, "isl": 8}, {"at": 0.5, "isl": 1}
-    assert times(whole, a, b, c) == [(SERVED, 1, 5), (SERVED, 6, 6), (SERVED, 7, 7)]
-    assert times(whole, a, {**b, "isl": 9}) == [(SERVED, 1, 5), (SERVED, 2, 2)]
-
-
 def test_gaps_of_sequences_that_began_while_others_were_stalled() -> None:
     """A has its first token at 1, B at 2 (alone), C at 3 (alone): their next come at 4, after 3, 2 and 1 seconds."""
     rows = [{"at": at, "osl": 2} for at in (0.0, 0.5, 1.5)]

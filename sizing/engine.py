@@ -235,7 +235,8 @@ class Batching:
     """How an engine forms its iterations.
 
     `policy`: *chunked* mixes decodes with prompt chunks up to `token_budget` tokens an iteration; *whole_prompt* mixes
-    decodes with whole prompts up to that budget; *prefill_first* runs waiting prompts alone, up to that budget and the
+    decodes with whole prompts up to that budget, and one without room waits, unless no budget would hold it or
+    `budget_guessed`; *prefill_first* runs waiting prompts alone, up to that budget and the
     last one cut to fill it, as SGLang does, and decodes when none is left;
     *static* admits a batch only when the last one has finished entirely (TensorRT-LLM's V1); its prompts are `padded`
     to the longest, or packed one after the other (an engine built with `remove_input_padding`).
@@ -260,6 +261,8 @@ class Batching:
     `prefix_cache`: blocks of `kv_block_tokens` that no request holds are kept, while memory lasts, for the next turn of
     their session (see Sessions; vLLM's blocks have 16 tokens). It requires the KV policy *max_utilization* and a policy
     other than *static*. Requests without a session have a Prefix, which they are set to find or not.
+    `budget_guessed`: a fit assumed the token budget. Whoever starts an engine leaves room for prompts beside the
+    decodes, so the first prompt of an iteration then runs whole beside them, as on an engine with such a budget.
     """
 
     policy: Policy = "chunked"
@@ -276,6 +279,7 @@ class Batching:
     batch_wait_steps: int = 0
     batch_wait_ratio: float = 1.0
     prefix_cache: bool = False
+    budget_guessed: bool = False
 
     def __post_init__(self) -> None:
         if self.prefix_cache and (self.kv_policy != "max_utilization" or self.policy == "static"):
@@ -374,6 +378,11 @@ class Replica:
     batching: Batching = Batching()
     speculation: Speculation | None = None
     rough: Roughness = Roughness()
+
+    @property
+    def lane_tokens(self) -> int:
+        """Tokens that a running sequence has in an iteration: one, and what a draft proposes."""
+        return 1 if self.speculation is None else self.speculation.draft_tokens + 1
 
     def with_queue(self, most: int) -> Replica:
         """The replica with at most this many queued requests (0: no limit), or fewer if it has a lower limit itself."""

@@ -1110,6 +1110,7 @@ NOT_MODELLED = {
     "queue_timeout": "queue timeouts",
     "cancel": "clients that give up",
     "roughness": "padding, knee and jitter of the engine",
+    "long_prompts": "whole prompts that have no room beside the decodes, and hold up others",
     "recompute": "what paused requests compute again",
     "static_speculation": "speculation under static batching",
     "static_prefix": "the shared prefix under static batching",

@@ -379,9 +379,12 @@ class ChunkedPrefill:
             batching = replace(replica.batching, policy="chunked", token_budget=self.chunk * lanes)
             line = f"prompts are computed in chunks of up to {self.chunk:,} tokens an iteration, decodes beside them"
             line += f", in each of {lanes} ranks and stages" if lanes > 1 else ""
+        elif replica.batching.policy == "whole_prompt":
+            batching, line = replica.batching, ""
         else:
-            longest = math.ceil(setup.question.workload.lengths.isl)
-            budget = max(replica.batching.token_budget, longest)
+            prompt = math.ceil(setup.question.workload.lengths.isl)
+            beside = replica.batching.max_batch_size * replica.lane_tokens
+            budget = max(replica.batching.token_budget, prompt + beside)
             batching = replace(replica.batching, policy="whole_prompt", token_budget=budget)
             line = f"each prompt is computed whole, in one iteration of up to {budget:,} tokens with decodes beside it"
         if batching == replica.batching:

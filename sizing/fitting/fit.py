@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -431,11 +432,10 @@ def _candidates(
         lookahead_steps=defaults.lookahead_steps,
     )
     base = replace(usual, **scheduling.told)
+    bases = (replace(base, policy=each, budget_guessed=each == "whole_prompt" and not told_budget) for each in policies)
     rules = tuple(
-        replace(base, policy=policy, max_batch_size=limit, token_budget=budget)
-        for limit in limits
-        for policy in policies
-        for budget in budgets
+        replace(each, max_batch_size=limit, token_budget=budget)
+        for limit, each, budget in product(limits, bases, budgets)
     )
     if told_policy == "static" and any(point.isl_cv for point in points):  # alike where all prompts are equally long
         rules += tuple(replace(rule, padded=False) for rule in rules)

@@ -330,7 +330,7 @@ def _normal_nodes(count: int) -> tuple[Floats, Floats]:
 
 
 def slots(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> int:
-    """Sequences that run at once: the least of `max_batch_size` and what the KV cache holds.
+    """Sequences that run at once: the least of `slot_limit` and what the KV cache holds.
 
     In steady state running requests are length-biased, so KV / `memory_tokens` of them fit, less half a mean request
     that no longer fits when memories vary.
@@ -342,7 +342,18 @@ def slots(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> int
     >>> slots(Replica(law, Batching(kv_tokens=100_000)), Lengths(isl=1500, osl=500))
     50
     """
-    return max(1, min(replica.batching.max_batch_size, math.floor(slots_of_memory(replica, lengths, prefix))))
+    most = slot_limit(replica, demand_of(replica, lengths, prefix))
+    return max(1, min(most, math.floor(slots_of_memory(replica, lengths, prefix))))
+
+
+def slot_limit(replica: Replica, demand: Demand) -> int:
+    """Sequences that run at once, memory aside: `max_batch_size`, and of whole prompts one more than leave room for the
+    mean prompt in the token budget, unless it holds none at all."""
+    rule = replica.batching
+    room = math.floor(rule.token_budget - demand.prompt_tokens)
+    if rule.policy != "whole_prompt" or rule.budget_guessed or room < 0:
+        return rule.max_batch_size
+    return min(rule.max_batch_size, room // replica.lane_tokens + 1)
 
 
 @lru_cache(maxsize=1024)

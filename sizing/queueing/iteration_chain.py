@@ -28,10 +28,9 @@ from sizing.queueing.stream import Groups
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """What running sequences add to an iteration: tokens a sequence in the matrix products, seconds a step (the draft's
-    passes), seconds a sequence and seconds a context token. The draft's arithmetic is linear in the sequences."""
+    """What running sequences add to an iteration beside their tokens: seconds a step (the draft's passes), seconds a
+    sequence and seconds a context token. The draft's arithmetic is linear in the sequences."""
 
-    tokens: int
     step_s: float
     sequence_s: float
     context_token_s: float
@@ -41,10 +40,9 @@ class DecodeCost:
         """Without speculation one token, and what the law says."""
         law, speculation = replica.law, replica.speculation
         if speculation is None:
-            return cls(1, 0.0, law.sequence_s, law.kv_token_s)
+            return cls(0.0, law.sequence_s, law.kv_token_s)
         passes, draft = speculation.draft_tokens, speculation.draft
         return cls(
-            passes + 1,
             passes * (draft.overhead_s + draft.weights_s),
             law.sequence_s + passes * (draft.sequence_s + draft.token_s),
             law.kv_token_s + passes * draft.kv_token_s,
@@ -76,7 +74,7 @@ def decode_step_s(replica: Replica, demand: Demand, batch: Floats) -> Floats:
 def _straight_s(replica: Replica, demand: Demand, decoding: Floats, tokens: Floats | float) -> Floats:
     """Seconds of everything but prompts' own, without the bend."""
     cost = DecodeCost.of(replica)
-    seconds = replica.law.tokens_s(cost.tokens * decoding + tokens)
+    seconds = replica.law.tokens_s(replica.lane_tokens * decoding + tokens)
     seconds = seconds + (cost.sequence_s + cost.context_token_s * demand.context_tokens) * decoding
     return np.asarray(seconds + np.where(decoding > 0, cost.step_s, 0.0) if cost.step_s > 0 else seconds)
 
@@ -85,10 +83,11 @@ def prefill_room(replica: Replica, demand: Demand, batch: Floats) -> Floats:
     """Prompt tokens that one iteration takes while `batch` sequences run, for each value of `batch`.
 
     Chunks fill the budget completely. Whole prompts leave unused, on average, the mean remainder E[n^2]/(2 E[n]) of
-    prompts of n tokens (equal prompts: what whole multiples leave); one prompt always fits. No more prompts than slots.
+    prompts of n tokens (equal prompts: what whole multiples leave); one always fits, see `slot_limit`. No more prompts
+    than slots.
     """
     rule, one = replica.batching, demand.prompt_tokens
-    decoding = 0.0 if rule.policy == "prefill_first" else DecodeCost.of(replica).tokens * batch
+    decoding = 0.0 if rule.policy == "prefill_first" else replica.lane_tokens * batch
     room = rule.token_budget - decoding + 0.0 * batch
     if not rule.cuts_prompts:
         remainder = one * (1 + demand.prompt_cv**2) / 2
@@ -100,7 +99,7 @@ def prefill_room(replica: Replica, demand: Demand, batch: Floats) -> Floats:
 def awaited_tokens(replica: Replica, batch: Floats) -> Floats:
     """Prompt tokens that wait for no others, beside `batch` sequences; with nothing to decode none do."""
     rule = replica.batching
-    awaited = rule.batch_wait_ratio * rule.token_budget - DecodeCost.of(replica).tokens * batch
+    awaited = rule.batch_wait_ratio * rule.token_budget - replica.lane_tokens * batch
     return np.asarray(np.where(batch > 0, np.maximum(awaited, 0.0), 0.0))
 
 

@@ -22,10 +22,9 @@ from sizing.engine import UNLIMITED_KV_TOKENS, Replica, Roughness
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, Caution, Joint, Prediction, Quantiles, saturated, used_up
-from sizing.queueing.demand import Demand, Requests, any_engine, demand_of, requests_at, slots
+from sizing.queueing.demand import Demand, Requests, any_engine, demand_of, requests_at, slot_limit, slots
 from sizing.queueing.iteration_chain import (
     SINGLE,
-    DecodeCost,
     Iterations,
     closed_iterations,
     decode_step_s,
@@ -134,11 +133,19 @@ def predict(
         requests = _requests_of(any_engine(replica), workload.lengths, workload.prefix, seed)
         ttft, itl, e2e, gap = _predict_in_flight(scene, requests, points, gaps)
         if scene.state.waiting > WAITING:
-            places = "slots" if scene.state.slots == replica.batching.max_batch_size else "KV cache"
+            places = _places(scene)
             warnings += (Caution("crowded", {"waiting": float(scene.state.waiting), "places": places}),)
     joint = Joint.of(within, used_up(within, {"ttft": ttft, "itl": itl, "e2e": e2e}.__getitem__)) if within else None
     of_each = (Quantiles.of(ttft), Quantiles.of(itl), Quantiles.of(e2e))
     return Prediction(*of_each, False, rate / stable, "analytic", warnings, gap, joint)
+
+
+def _places(scene: Scene) -> str:
+    """What requests wait for."""
+    most = slot_limit(scene.replica, scene.demand)
+    if scene.state.slots < most:
+        return "KV cache"
+    return "slots" if most == scene.replica.batching.max_batch_size else "room in the token budget"
 
 
 def _warnings(replica: Replica, workload: Workload, replicas: int, routing: Routing) -> tuple[Caution, ...]:
@@ -166,9 +173,22 @@ def _not_modelled(replica: Replica, workload: Workload) -> tuple[str, ...]:
         "roughness": replica.rough != Roughness(),
         "recompute": rule.kv_policy == "max_utilization" and rule.kv_tokens < UNLIMITED_KV_TOKENS and not static,
         "static_speculation": replica.speculation is not None and static,
+        "long_prompts": _waits_for_decodes(replica, workload),
         "static_prefix": workload.prefix.tokens * workload.prefix.hit_rate > 0 and static,
     }
     return tuple(name for name, present in parts.items() if present)
+
+
+def _waits_for_decodes(replica: Replica, workload: Workload) -> bool:
+    """True where whole prompts vary, and one of two standard deviations above the mean has no room in the token budget
+    beside all sequences: those behind it wait while they leave. The slots account for mean prompts alone."""
+    rule = replica.batching
+    if rule.policy != "whole_prompt" or rule.budget_guessed:
+        return False
+    demand = demand_of(replica, workload.lengths, workload.prefix)
+    decodes = slots(replica, workload.lengths, workload.prefix) * replica.lane_tokens
+    long = demand.prompt_tokens * (1 + 2 * demand.prompt_cv)
+    return demand.prompt_cv > 0 and decodes + long > rule.token_budget
 
 
 def steady_state(
@@ -193,7 +213,7 @@ def steady_state(
         step_s = decode_step_s(replica, demand, settled)
         stalled = float(stalled_share(step_s, np.interp(settled, iterations.batch, iterations.itl_s))[0])
     fluctuation = fluctuation.with_stalls(demand.overlap, stalled, demand.prompt_cv)
-    places = Places.of(demand, most, replica.batching.max_batch_size, full_stalled_share(replica, demand, most, stable))
+    places = Places.of(demand, most, slot_limit(replica, demand), full_stalled_share(replica, demand, most, stable))
     state = slow_chain(iterations, demand, places, rate, stable, fluctuation)
     # At most that of Poisson: those that come at once with a burst are in `groups`.
     dispersion, company = fluctuation.dispersion, min(max(1 + first / (rate * prompt_s), 0.0), 1.0)
@@ -313,9 +333,8 @@ def stable_rate_per_s(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PR
     by_places = float(most / (demand.decode_steps * full.itl_s[0]))
     if replica.batching.policy == "prefill_first":
         return by_places
-    lane = DecodeCost.of(replica).tokens
     steps = 1 + float(steps_in_vain(replica, demand, np.array([float(most)]))[0])
-    filling = replica.batching.token_budget / (lane + steps * demand.prompt_tokens / demand.decode_steps)
+    filling = replica.batching.token_budget / (replica.lane_tokens + steps * demand.prompt_tokens / demand.decode_steps)
     by_tokens = _token_bound_rate(replica, demand, min(float(most), filling))
     return by_tokens if filling <= most else min(by_tokens, by_places)
 

@@ -119,6 +119,7 @@ class Engine:
     policy: int
     max_batch_size: int
     token_budget: int
+    first_whole_above: int  # tokens above which the first whole prompt of an iteration runs, room or not
     kv_tokens: int
     kv_policy: int
     max_tokens: int
@@ -254,11 +255,13 @@ def engine_of(replica: Replica, shared_tokens: int = 0, *, by_priority: bool = F
     law, rule, rough = replica.law, replica.batching, replica.rough
     values = (
         *(*law.seconds, law.unread, law.unread_decay, law.send_s),
-        *(POLICIES.index(rule.policy), rule.max_batch_size, rule.token_budget, rule.kv_tokens - shared_tokens),
+        *(POLICIES.index(rule.policy), rule.max_batch_size, rule.token_budget),
+        *(0 if rule.budget_guessed else rule.token_budget, rule.kv_tokens - shared_tokens),
         *(KV_POLICIES.index(rule.kv_policy), rule.max_tokens, rule.kv_block_tokens, rule.max_waiting, rule.padded),
         *(rule.prefix_cache, by_priority, shared_tokens),
         *((0.0, 1, 0) if rule.policy == "static" else _sight(rule)),
         *(rule.batch_wait_steps, rule.batch_wait_ratio * rule.token_budget),
+        replica.lane_tokens,
         *_speculation_values(replica.speculation),
         *(rough.padding, rough.knee, rough.jitter),
         *((1, *map(tuple, law.bend.tables)) if law.bend.sequences else (0, NO_BEND, NO_BEND)),
@@ -280,12 +283,11 @@ def engines_of(replicas: Sequence[Replica], *, by_priority: bool = False) -> NDA
 
 
 def _speculation_values(speculation: Speculation | None) -> tuple[float, ...]:
-    """`lane_tokens` and the three times of the draft; its arithmetic is assumed linear in the sequences."""
+    """The three times of the draft; its arithmetic is assumed linear in the sequences."""
     if speculation is None:
-        return 1, 0.0, 0.0, 0.0
+        return 0.0, 0.0, 0.0
     passes, law = speculation.draft_tokens, speculation.draft
     return (
-        passes + 1,
         passes * (law.overhead_s + law.weights_s),
         passes * (law.sequence_s + law.token_s),
         passes * law.kv_token_s,

@@ -109,12 +109,13 @@ def prompt_tokens_of(requests: Requests, request: int) -> int:
 @compiled
 def chunk_of(engine: Engine, tokens: int, room: int, taken: int) -> int:
     """Of a prompt of `tokens`, those that an iteration computes which has `taken` of its `room` for other prompts; -1
-    if it must wait. A whole prompt runs where it fits, or as the first; without tokens to compute it needs no room."""
+    if it must wait. A whole prompt runs where it fits; one longer than any budget, as the first. Without tokens to
+    compute it needs no room."""
     if tokens == 0 or tokens <= room - taken:
         return tokens
-    if taken >= room or (engine.policy == WHOLE_PROMPT and taken > 0):
-        return -1
-    return tokens if engine.policy == WHOLE_PROMPT else room - taken
+    if engine.policy == WHOLE_PROMPT:
+        return tokens if tokens > engine.first_whole_above and taken == 0 and room > 0 else -1
+    return room - taken if room > taken else -1
 
 
 @compiled

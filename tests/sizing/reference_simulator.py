@@ -287,7 +287,9 @@ class SlowReplica:
                 break
             if not self._fits(head):
                 break
-            if rule.policy == "whole_prompt" and head.prompt > max(room, 0) and chunks:
+            has_room = head.prompt <= max(room, 0)
+            may_wait = chunks or (head.prompt <= rule.token_budget and not rule.budget_guessed)
+            if rule.policy == "whole_prompt" and not has_room and may_wait:
                 break
             self._admit(head)
             if head.prompt == 0:

@@ -51,6 +51,7 @@ def engines(draw: st.DrawFn) -> Replica:
         padded=draw(st.booleans()),
         lookahead_steps=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 1.0, 2.5])),
         receive_interval_steps=draw(st.sampled_from([1, 1, 2, 7])),
+        budget_guessed=draw(st.booleans()),
     )
     if batching.policy in ("chunked", "whole_prompt") and batching.receive_interval_steps == 1:
         wait, ratio = draw(st.sampled_from([0, 0, 1, 5, 20])), draw(st.sampled_from([0.1, 0.5, 0.9, 1.0]))

@@ -126,6 +126,13 @@ def test_the_policy_is_told_from_the_points() -> None:
     assert fitted("chunked").batching.policy in ("chunked", "whole_prompt")  # the same engine while prompts are short
 
 
+@pytest.mark.parametrize("told", [None, 8192])
+def test_whole_prompts_wait_for_room_in_a_budget_that_was_told(told: int | None) -> None:
+    points = measure(Replica(GPU, Batching("whole_prompt")), batching="whole_prompt", token_budget=told)
+    batching = fit(points).batching
+    assert (batching.policy, batching.budget_guessed) == ("whole_prompt", told is None)
+
+
 def test_the_wrong_policy_is_noticed() -> None:
     points = measure(Replica(GPU, Batching("static", max_batch_size=64)), levels=(1, 8, 32, 64, 128))
     wrong = fit(points, batching=Batching("chunked", max_batch_size=64))

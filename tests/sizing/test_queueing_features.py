@@ -236,6 +236,19 @@ def test_waits_for_memory_agree_with_simulation(lengths):
     assert (warned.kind, warned.facts["places"]) == ("crowded", "KV cache")
 
 
+def test_whole_prompts_that_hardly_fit_the_budget_have_few_slots():
+    """Beside 12 decodes a budget of 512 has no room for prompts of 501 tokens: 12 run at once of the 256 that may."""
+    engine = Replica(LAW, Batching("whole_prompt", 256, 512))
+    assert slots(engine, Lengths(501, 100)) == 12
+    workload = Workload(Lengths(501, 100), 0.95 * stable_rate_per_s(engine, Lengths(501, 100)))
+    found, true = predict(engine, workload), simulate(engine, workload, requests=50_000, seed=4)
+    assert true.utilization == pytest.approx(0.95, rel=0.03)
+    (warned,) = found.warnings
+    assert (warned.kind, warned.facts["places"]) == ("crowded", "room in the token budget")
+    (warned,) = predict(engine, Workload(Lengths(400, 100, isl_cv=0.3), 1.0)).warnings
+    assert warned.facts["settings"] == ("long_prompts",)
+
+
 def test_sizes_that_vary_wait_more_often():
     """Compound Poisson: the more the places a sequence takes vary, the likelier an arrival finds none."""
     rates = np.arange(1.0, 41.0)

@@ -6,6 +6,7 @@ Most engines here take one second for every iteration, or one second for every t
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -310,6 +311,18 @@ def test_a_prompt_that_the_budget_does_not_hold_is_cut_where_prompts_run_first()
     assert times(whole, *three) == [(SERVED, 6, 6), (SERVED, 6, 6), (SERVED, 9, 9)]
     small = Replica(CLOCK, Batching("prefill_first", token_budget=4))
     assert times(small, {"at": 0, "isl": 1, "osl": 2}, {"at": 0.5, "isl": 7}) == [(SERVED, 1, 4), (SERVED, 3, 3)]
+
+
+def test_whole_prompts_wait_for_room_beside_the_decodes() -> None:
+    """Beside the decode of A a budget of 8 has no room for B's 8 tokens: B and C behind it start when A has left, at
+    5 s, one after the other. A prompt of 9 tokens would never have room, and starts beside A; if a fit guessed the
+    budget, so does B."""
+    whole = Replica(CLOCK, Batching("whole_prompt", token_budget=8))
+    a, b, c = {"at": 0, "isl": 1, "osl": 5}, {"at": 0.5, "isl": 8}, {"at": 0.5, "isl": 1}
+    assert times(whole, a, b, c) == [(SERVED, 1, 5), (SERVED, 6, 6), (SERVED, 7, 7)]
+    assert times(whole, a, {**b, "isl": 9}) == [(SERVED, 1, 5), (SERVED, 2, 2)]
+    guessed = replace(whole.batching, budget_guessed=True)
+    assert times(Replica(CLOCK, guessed), a, b) == [(SERVED, 1, 5), (SERVED, 2, 2)]
 
 
 def test_gaps_of_sequences_that_began_while_others_were_stalled() -> None:

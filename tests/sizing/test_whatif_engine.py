@@ -165,7 +165,7 @@ def test_reuse_changes_the_workload_only(bf16: Candidate) -> None:
 
 def test_smaller_chunks_stall_decodes_less(bf16: Candidate) -> None:
     """p95 ITL of the same load falls with the chunk, where one more chunk costs nothing beside its tokens; whole
-    prompts need a budget of at least one prompt."""
+    prompts need a budget of one prompt beside the decode of every sequence."""
     law = bf16.replica.law.with_values(prefill_s=0.0)
     free = dataclasses.replace(bf16, replica=dataclasses.replace(bf16.replica, law=law))
     replicas = [after(ChunkedPrefill(chunk), free).candidate.replica for chunk in (512, 4096)]
@@ -173,7 +173,7 @@ def test_smaller_chunks_stall_decodes_less(bf16: Candidate) -> None:
     assert small < large
     long = dataclasses.replace(QUESTION, workload=Workload(Lengths(20_000, 100), 1))
     whole = ChunkedPrefill(0).apply(Setup(bf16, long)).candidate.replica.batching
-    assert (whole.policy, whole.token_budget) == ("whole_prompt", 20_000)
+    assert (whole.policy, whole.token_budget) == ("whole_prompt", 20_000 + whole.max_batch_size)
 
 
 def test_a_batch_limit_never_adds_capacity(bf16: Candidate) -> None:

@@ -276,6 +276,15 @@ def hours(trace: Trace) -> list[Hour]:
     ]
 
 
+def busiest_hour(trace: Trace) -> Hour:
+    """The 60 minutes in which most requests arrive, wherever in the hours of the clock they begin."""
+    lasts = np.arange(1, len(trace) + 1)
+    firsts = np.searchsorted(trace.arrival_s, trace.arrival_s - HOUR_S, side="right")
+    most = int(np.argmax(lasts - firsts))
+    from_s = max(float(trace.arrival_s[most]) - HOUR_S, float(trace.arrival_s[0]))
+    return Hour(from_s, from_s + HOUR_S, int(firsts[most]), int(lasts[most]))
+
+
 def dispersion(trace: Trace, every_s: float = 1.0) -> float:
     """Variance over mean of the requests in stretches of `every_s` seconds, each beside its own ten minutes: 1 for
     Poisson arrivals at a rate that changes slowly, more for bursts.

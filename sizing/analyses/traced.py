@@ -27,7 +27,7 @@ from sizing.queueing import stable_rate_per_s
 from sizing.simulator.recorded import Replayed, judged, limits_on_requests, replay
 from sizing.simulator.scheduler import Counts
 from sizing.token_law import TokenLaw
-from sizing.trace import DAY_S, HOUR_S, Trace, TraceError, hours
+from sizing.trace import DAY_S, HOUR_S, Trace, TraceError, busiest_hour, hours
 from sizing.workload import LIMITED, METRICS, OF_REQUESTS, Lengths, Limit, Prefix, Sla
 
 FARTHEST = 64
@@ -105,12 +105,14 @@ def lengths_of(trace: Trace, which: slice | NDArray[np.bool_] = slice(None)) -> 
 
 
 def busiest_rate_per_s(trace: Trace) -> float:
-    """Requests/s of the busiest hour; for a trace shorter than an hour its mean. Raises TraceError if all requests
-    arrive at once, which is no rate."""
+    """Requests/s of the busiest 60 minutes; for a trace shorter than an hour its mean. Raises TraceError if all
+    requests arrive at once, which is no rate."""
     if not trace.span_s:
         raise TraceError("all requests of the trace arrive at once, which is no rate to size for: check its times")
-    most = max(hour.last - hour.first for hour in hours(trace))
-    return max(most / HOUR_S, trace.rate_per_s) if trace.span_s >= HOUR_S else trace.rate_per_s
+    if trace.span_s < HOUR_S:
+        return trace.rate_per_s
+    hour = busiest_hour(trace)
+    return max((hour.last - hour.first) / HOUR_S, trace.rate_per_s)
 
 
 def peak_factor(trace: Trace) -> float:
@@ -407,11 +409,18 @@ def smallest(meets: Callable[[int], bool], start: int) -> int | None:
 
 
 def by_hour(question: Question, trace: Trace, fleet: Fleet) -> tuple[int, ...]:
-    """Working replicas that the rate of each hour needs: by formula, in proportion to what the whole trace needs."""
-    found = []
-    for hour, lasts_s in zip(hours(trace), lasting_s(trace), strict=True):
-        rate_per_s = (hour.last - hour.first) / max(lasts_s, 60.0)
-        then = replace(question, workload=replace(question.workload, rate_per_s=rate_per_s))
+    """Working replicas that the rate of each hour needs: by formula, in proportion to what the busiest of them needs,
+    all. The busiest 60 minutes, which may lie in two, have a higher rate."""
+    planned_per_s, found = question.workload.rate_per_s, []
+    rates = [
+        (hour.last - hour.first) / max(lasts_s, 60.0)
+        for hour, lasts_s in zip(hours(trace), lasting_s(trace), strict=True)
+    ]
+    most_per_s = min(max(rates), planned_per_s)
+    for rate_per_s in rates:
+        then = replace(
+            question, workload=replace(question.workload, rate_per_s=planned_per_s * rate_per_s / most_per_s)
+        )
         found.append(min(resized(then, question, fleet)[0], fleet.working))
     return tuple(found)
 

@@ -36,7 +36,7 @@ from sizing.report.model import Quantity
 from sizing.report.tables import classes
 from sizing.simulator.recorded import replay
 from sizing.text import sizing_by_means
-from sizing.trace import HOUR_S, Trace, TraceError
+from sizing.trace import HOUR_S, Trace, TraceError, busiest_hour
 from sizing.workload import PERCENTILES, Limit, Metric, Sla, Workload
 from tests.sizing.engines import candidate
 from tests.sizing.report_cases import report as a_report
@@ -254,6 +254,45 @@ def test_hours_need_what_their_rate_needs() -> None:
     found = plan_trace(asked(trace), trace, [candidate()])
     assert found.needed[0] < found.needed[2] < found.needed[1] <= found.plan.answer.working
     assert found.worst_hour == 1
+
+
+def at_rates(parts: list[tuple[float, int]]) -> Trace:
+    """So many minutes at each of these requests/s, evenly, a request each at the end of its gap; no dates."""
+    begins_s = 60 * np.cumsum([0, *(minutes for _, minutes in parts)])
+    arrival_s = np.concatenate(
+        [
+            begin_s + np.arange(1, 1 + round(rate * 60 * minutes)) / rate
+            for begin_s, (rate, minutes) in zip(begins_s, parts, strict=False)
+            if rate
+        ]
+    )
+    return Trace(arrival_s, np.full(len(arrival_s), 800, np.int32), np.full(len(arrival_s), 100, np.int32))
+
+
+def test_the_busiest_hour_is_the_60_minutes_with_most_requests_whatever_the_clock() -> None:
+    """An hour at 10 requests/s and ten minutes without any, from 13:25 on: neither hour of the clock has the rate of
+    10, and the mean of all is 8.6."""
+    trace = at_rates([(0.1, 1), (10.0, 60), (0.0, 10), (0.1, 1)])
+    for began_s in (math.nan, 13 * HOUR_S + 1500.0):
+        assert busiest_rate_per_s(replace(trace, began_s=began_s)) == pytest.approx(10.0, rel=1e-3)
+    hour = busiest_hour(trace)
+    assert (hour.from_s, hour.until_s) == pytest.approx((60, 60 + HOUR_S), abs=0.1)
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        arrival_s = np.sort(rng.choice(3 * 3600, 300) + rng.choice([0, 0.25], 300))
+        trace = replace(trace, arrival_s=arrival_s, isl=trace.isl[:300], osl=trace.osl[:300])
+        each = [np.count_nonzero((first <= arrival_s) & (arrival_s < first + HOUR_S)) for first in arrival_s]
+        assert busiest_rate_per_s(trace) == max(max(each) / HOUR_S, trace.rate_per_s)
+
+
+def test_a_fleet_that_follows_hours_runs_whole_in_both_that_share_the_busiest_60_minutes() -> None:
+    """Traffic from 00:30 to 01:30 and hardly any around: each hour of the clock has half of the rate planned for, and
+    half of the fleet would not carry it."""
+    trace = at_rates([(0.1, 30), (80.0, 60), (0.1, 60)])
+    found = plan_trace(asked(trace), trace, [candidate()])
+    assert found.question.workload.rate_per_s == pytest.approx(80.0, rel=1e-3)
+    working = found.plan.answer.working
+    assert working > 2 and found.needed == (working, working, 1)
 
 
 def test_ranks_are_those_of_scipy() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from sizing.analyses.session_plan import Seen, SessionLimit, SessionPlan
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.numbers import milliseconds, percent, significant
-from sizing.trace import HOUR_S, Hour, Trace, hours
+from sizing.trace import HOUR_S, Hour, Trace, busiest_hour
 from sizing.workload import Limit
 from ui.charts.base import DASHES, LOG_FROM, Chart, Ink, Plot, figure_of, legend_above, note, planned_point
 from ui.charts.latency import mark_limit, time_unit
@@ -72,7 +72,7 @@ def stretch_s(span_s: float) -> float:
 
 def _busiest(figure: Plot, trace: Trace, ink: Ink) -> str:
     """A line at the mean of the busiest hour, as wide as the hour; and what it says, in words."""
-    hour = max(hours(trace), key=lambda each: each.last - each.first)
+    hour = busiest_hour(trace)
     rate_per_s = busiest_rate_per_s(trace)
     ends = _times(trace, (hour.from_s, hour.until_s))
     line = {"color": ink.limit, "width": 3}

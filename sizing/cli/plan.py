@@ -58,6 +58,7 @@ from sizing.workload import METRICS, Limit, Sla
 if TYPE_CHECKING:
     from sizing.analyses.session_plan import SessionLoad, SessionPlan, TurnsByPlace
     from sizing.analyses.traced import TracePlan
+    from sizing.report.model import InputRow
     from sizing.trace import Trace
     from sizing.trace_files import Reading
 
@@ -223,7 +224,10 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
             rows = ways_out(error.rejected, question, reserved)
             lines = answer.ways_out_lines(*rows)
         told = () if rows[0] else lines
-        report = {"report": refusal_json(error, question, rows, load, recorded is not None, told)} if json_ else {}
+        report = {}
+        if json_:
+            more_asked = asked_beside(question, given, recorded.trace if recorded else None)
+            report = {"report": refusal_json(error, question, rows, load, recorded is not None, told, more_asked)}
         raise Reported(error, report, lines) from None
     if json_:
         write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more)})
@@ -371,14 +375,27 @@ def refusal_json(
     load: SessionLoad | None,
     replayed: bool,
     told: Sequence[str],
+    beside: Sequence[InputRow],
 ) -> dict[str, Any]:
     """Why there is no plan, as `python -m sizing report` reads it. `replayed`: of a recorded trace. `told`: ways out
-    that are no rows."""
+    that are no rows. `beside`: what was asked beside the question."""
     from sizing.report.build import Cover, refusal_of
     from sizing.report.model import as_dict
 
     why = "No configuration meets this SLA", str(error), error.rejected, Cover(now())
-    return as_dict(refusal_of(question, *why, *ways, load, replayed, told))
+    return as_dict(refusal_of(question, *why, *ways, load, replayed, told, beside))
+
+
+def asked_beside(question: Question, given: Mapping[str, Any], trace: Trace | None) -> tuple[InputRow, ...]:
+    """The hours of a day and the limits of a trace's classes, of which the question knows nothing."""
+    from sizing.report.sections import class_inputs, daily_input
+
+    if trace is not None:
+        from sizing.analyses.traced import class_slas
+
+        own = class_slas(trace, question.sla, given["classes"])
+        return class_inputs(question.sla, dict(zip(trace.classes, own, strict=True)))
+    return (daily_input(daily_rates(given["daily"])),) if given["daily"] is not None else ()
 
 
 def now() -> str:

@@ -396,13 +396,15 @@ def refusal_of(
     load: SessionLoad | None = None,
     replayed: bool = False,
     told: Sequence[str] = (),
+    beside: Sequence[InputRow] = (),
 ) -> Report:
     """The report that says why there is no answer: no count of GPUs stands in it. `title` says it in a few words.
 
     `load`: the sessions that were asked about, None for requests. `replayed`: the requests of a recorded trace.
 
     `alone` and `together` are the ways out of an SLA that nothing meets, as far as they were asked for; `told`: those
-    of sessions and of classes of requests, in sentences without full stops.
+    of sessions and of classes of requests, in sentences without full stops. `beside`: what was asked beside the
+    question: limits of classes, the hours of a day.
     """
     return Report(
         title=cover.title or (usual_title(question, load) if question else "GPU sizing"),
@@ -415,7 +417,7 @@ def refusal_of(
         sentence=title,
         reason=reason,
         working="",
-        inputs=asked_of(question, load, replayed) if question else (),
+        inputs=(*asked_of(question, load, replayed), *beside) if question else (),
         left_out=tuple(map(left_out_unanswered, rejected[:MOST_ROWS])),
         remarks=tuple(f"{line}." for line in told),
         ways_out=tuple(map(way_out, alone)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from sizing.report import tables
 from sizing.report.model import InputRow, Quantity, Report, Unit
 from sizing.report.tables import Table, line, number_of, visible
 from sizing.text import DEFINITIONS, GOODPUT_PRICE, capital
-from sizing.workload import SHARES, Limit
+from sizing.workload import SHARES, Limit, Sla
 
 ASKED = (
     *(
@@ -49,6 +49,24 @@ def inputs(question: Question, replayed: bool = False) -> tuple[InputRow, ...]:
         if value is not None and (field.default != value or not field.quiet)
     )
     return (*rows, *(given(f"price_{gpu}", f"Price of {gpu}", price, "per GPU-hour") for gpu, price in question.prices))
+
+
+def class_inputs(sla: Sla, of_classes: Mapping[str, Sla]) -> tuple[InputRow, ...]:
+    """The limits of classes of requests, by name, that are others than those of all."""
+    rows = []
+    for name, own in of_classes.items():
+        changed = [row(FIELDS[limit.metric], limit) for limit in own.given if limit not in sla.given]
+        lifted = [row(FIELDS[limit.metric], limit) for limit in sla.given if own.on(limit.metric) is None]
+        changed += [InputRow(each.key, each.name, "none") for each in lifted]
+        rows += [InputRow(f"{name}_{each.key}", f"{each.name} ({name})", each.value) for each in changed]
+    return tuple(rows)
+
+
+def daily_input(rates_per_s: Sequence[float]) -> InputRow:
+    """The load of each hour of a day."""
+    return InputRow(
+        "daily", "Load by hour from midnight on, requests/s", ", ".join(f"{rate:g}" for rate in rates_per_s)
+    )
 
 
 def session_inputs(question: Question, load: SessionLoad) -> tuple[InputRow, ...]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sizing.cli import main
+from sizing.report.model import from_dict, question_digest
 
 PLAN = [
     *"plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 --tp 2,4 --isl 2000 --osl 256 --rate 20".split(),
@@ -174,6 +175,17 @@ def test_a_day_is_planned_for_its_busiest_hour(capsys: pytest.CaptureFixture[str
     assert answer["mean_rate_per_s"] == pytest.approx(7.5)
     assert [hour["rate_per_s"] for hour in answer["daily"]["hours"]] == rates
     assert answer["daily"]["gpu_hours"] < answer["daily"]["constant_gpu_hours"] == 24 * constant["gpus"]
+
+
+def test_refused_days_of_one_peak_and_mean_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    at, told = ONE.index("--rate"), {}
+    for hours in (["20", *["5"] * 23], [*["5"] * 23, "20"]):
+        asked = [*ONE[:at], *ONE[at + 2 :], "--daily", ",".join(hours), "--ttft", "p95:1ms", "--json"]
+        code, out, _ = run(asked, capsys)
+        report = from_dict(json.loads(out)["report"])
+        assert code == 3 and report.given("rate_per_s") == 20
+        told[question_digest(report)] = next(each.value for each in report.inputs if each.key == "daily")
+    assert list(told.values()) == ["20" + 23 * ", 5", 23 * "5, " + "20"]
 
 
 def test_the_planned_fleet_carries_the_rate_it_was_planned_for(capsys: pytest.CaptureFixture[str]) -> None:

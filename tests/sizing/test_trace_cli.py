@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from sizing.cli import cli
-from sizing.report.model import from_dict
+from sizing.report.model import Quantity, from_dict, question_digest
 from sizing.report.write import render
 from sizing.report.xlsx import TCO_COLUMNS
 from tests.sizing.report_cases import Page, pdf_text, rows_below, sheets, squeezed
@@ -233,6 +233,28 @@ def test_where_classes_cannot_be_served_each_that_fails_says_what_its_limits_wou
     window[-1] = f"agents:itl=p95:{1.1 * float(needed[1]):.4g}ms"
     answered, _, _ = run([*PLAN, f"chat={chat}", "--trace", f"agents={code}", *window, "--json"], capsys)
     assert answered == 0, "a tenth more leaves room for a queue"
+
+
+def test_refused_plans_whose_classes_have_other_limits_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the digest in their files' names; what was asked of each class is among the inputs."""
+    path = tmp_path / "rare.csv"
+    rows = (f"{second},1000,100,{'rare' if second % 10 else 'chat'}" for second in range(600))
+    path.write_text("\n".join(["arrival_s,isl,osl,class", *rows, ""]))
+    told = {}
+    for limits in ("ttft=p95:1ms", "ttft=p95:2ms", "ttft=p95:1ms,itl=none"):
+        code, out, _ = run([*PLAN, str(path), "--class", f"rare:{limits}", "--json"], capsys)
+        report = from_dict(json.loads(out)["report"])
+        assert code == 3 and report.given("ttft_p95_s") == 1.0
+        told[question_digest(report)] = [(each.name, each.value) for each in report.inputs if "rare" in each.name]
+        assert "Inputs" in Page(render(report, "html").decode()).text
+    ttft = "p95 TTFT limit (rare)"
+    assert list(told.values()) == [
+        [(ttft, Quantity(0.001, "s", "given"))],
+        [(ttft, Quantity(0.002, "s", "given"))],
+        [(ttft, Quantity(0.001, "s", "given")), ("p95 ITL limit (rare)", "none")],
+    ]
 
 
 def test_a_class_needs_a_trace_that_has_it(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:

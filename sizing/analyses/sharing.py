@@ -192,9 +192,13 @@ def _shared_fleet(shares: Sequence[Share], candidate: Candidate, terms: Terms) -
         return all(upper_excess(run, share.sla) <= 0 for run, share in zip(results, shares, strict=True))
 
     start = max(1, math.ceil(sum(needs)))
-    working = least(holds, start, MOST * start)
+    apart = sum(
+        own_fleet(each, candidate, terms) for each in shares
+    )  # bursts need many replicas however low their rate
+    most = MOST * max(start, apart)
+    working = least(holds, start, most)
     if working is None:
-        why = f"the workloads disturb each other: not even {MOST * start} replicas keep every SLA"
+        why = f"the workloads disturb each other: not even {most} replicas keep every SLA"
         return Rejection.of(candidate, "sla", why)
     predictions = [run.prediction(share.sla.within) for run, share in zip(runs(working, 1.0), shares, strict=True)]
     pairs = list(zip(shares, predictions, strict=True))
@@ -203,9 +207,7 @@ def _shared_fleet(shares: Sequence[Share], candidate: Candidate, terms: Terms) -
         why = f"unsteady: {unsteady} misses its SLA with {working} replicas, although it keeps it at a higher load"
         return Rejection.of(candidate, "sla", why)
     served = tuple(ServedWorkload(share, predicted, predicted.binding(share.sla)) for share, predicted in pairs)
-    return SharedFleet(
-        candidate, working, terms.spare, served, sum(own_fleet(each, candidate, terms) for each in shares)
-    )
+    return SharedFleet(candidate, working, terms.spare, served, apart)
 
 
 def least_gpus(

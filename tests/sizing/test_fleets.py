@@ -293,6 +293,16 @@ def test_a_router_that_keeps_requests_apart_keeps_limits_that_one_replica_misses
     assert isinstance(shared_fleet([share], candidate(), replace(terms, routing="random")), Rejection)
 
 
+def test_rare_bursts_share_as_many_replicas_as_they_need_alone() -> None:
+    """A batch of 60 a minute is hardly a load, and takes ten replicas for its prompts to be served in time."""
+    sla = Sla(Limit("ttft", 95, 0.2))
+    load = Workload(Lengths(1000, 200, 0.3, 0.5), 1.0, Arrivals("batch", size=60))
+    planned = planner.size(question(workload=load, sla=sla), candidate(), BY_SIMULATION)
+    shared = shared_fleet([Share("a", load, sla)], candidate(), Terms())
+    assert isinstance(planned, Fleet) and isinstance(shared, SharedFleet)
+    assert shared.working == pytest.approx(planned.working, abs=1)
+
+
 def test_a_workload_that_misses_alone_leaves_no_shared_fleet() -> None:
     hopeless = Share("a", question(1.0).workload, Sla(Limit("itl", 95, 0.001)))
     assert isinstance(shared_fleet([hopeless], candidate(), Terms()), Rejection)

@@ -205,7 +205,7 @@ def plan_trace(
     first, until the fleet with the fewest GPUs is a replayed one.
 
     `slas`: those of the trace's classes (`class_slas`), all of which the replay must keep; the question then gets the
-    `loosest`. Without them its own holds for all requests together.
+    `loosest` of the classes that have requests. Without them its own holds for all requests together.
 
     `prefix_cache`: engines keep the blocks of past turns, and prompts that repeat the turns before them find what is
     left of these (`replay`). The formula takes the tokens that an unbounded cache would hold as found; in the answer's
@@ -214,7 +214,8 @@ def plan_trace(
     Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
     """
     check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
-    sla, question = question.sla, replace(question, sla=loosest(slas)) if slas else question
+    there = [own for number, own in enumerate(slas) if (trace.of_class == number).any()]
+    sla, question = question.sla, replace(question, sla=loosest(there)) if slas else question
     left_out = list(rejected)
     if prefix_cache:
         trace = trace.continued()

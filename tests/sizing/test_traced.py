@@ -340,6 +340,16 @@ def test_one_class_needs_what_the_trace_needs() -> None:
     assert replace(named.plan.answer, of_class=None) == plain.plan.answer and named.needed == plain.needed
 
 
+def test_a_class_without_requests_has_no_say() -> None:
+    """As in a window in which none of its requests came, where it may share no limit with the others."""
+    trace = traffic(3, 25.0, 0.1)
+    with_absent = replace(trace.as_class("chat"), classes=("chat", "absent"))
+    for absent in (Sla(Limit("e2e", 99, 20.0)), Sla(Limit("ttft", 50, 30.0))):
+        found = plan_trace(asked(trace), with_absent, [candidate()], slas=[SLA, absent])
+        assert found.plan.question.sla == SLA
+        assert found.plan.answer.working == plan_trace(asked(trace), trace, [candidate()]).plan.answer.working
+
+
 def test_a_stricter_class_needs_more_and_a_looser_one_no_more() -> None:
     trace = classed(traffic(5, 200.0, 0.05), 5)
     counts = [

@@ -16,6 +16,7 @@ from sizing.errors import SizingError
 from sizing.estimate.checkpoints import is_config, known, own
 from sizing.explain import distance_from_sla
 from sizing.fitting import Fit, fit
+from sizing.numbers import gpus as in_words
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point, read_points
 from sizing.prediction import Caution, Prediction, Quantiles
@@ -193,7 +194,7 @@ def capacity(
     fleets, misses = best_first(question, candidates, fleet_gpus)
     if not fleets:
         missed = sorted([*misses, *left_out], key=distance_from_sla)
-        raise NoFeasiblePlan(f"{fleet_gpus} GPUs carry no load under {question.sla}", tuple(missed))
+        raise NoFeasiblePlan(f"{in_words(fleet_gpus)} cannot carry any load under {question.sla}", tuple(missed))
     return fleets[0]
 
 

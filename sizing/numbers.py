@@ -74,11 +74,20 @@ def count_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def amount(value: float, noun: str, digits: int = 3) -> str:
+    """A number and what it counts, of which the plural has an s more.
+
+    >>> amount(1.0, "GPU-hour"), amount(0.5, "GPU-hour"), amount(1344, "GPU-hour", 4)
+    ('1 GPU-hour', '0.5 GPU-hours', '1,344 GPU-hours')
+    """
+    text = significant(value, digits)
+    return f"{text} {noun}{'' if text == '1' else 's'}"
+
+
 def per_second(rate: float, digits: int = 3, noun: str = "request") -> str:
     """A rate in words.
 
     >>> per_second(1.0), per_second(0.5), per_second(2.0, noun="session")
     ('1 request/s', '0.5 requests/s', '2 sessions/s')
     """
-    text = significant(rate, digits)
-    return f"{text} {noun}{'' if text == '1' else 's'}/s"
+    return f"{amount(rate, noun, digits)}/s"

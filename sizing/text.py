@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sizing.deploy.settings import settings_json
 from sizing.engine import Batching
 from sizing.errors import one_line
-from sizing.numbers import gpus, milliseconds, per_second, percent, significant
+from sizing.numbers import amount, count_of, gpus, milliseconds, per_second, percent, significant
 from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.prediction import Caution, CautionKind, Method, Prediction
 from sizing.question import ADMISSION, FIELDS, Question, replicas_for
@@ -380,7 +380,7 @@ def day_working(plan: Plan, daily: Daily) -> str:
     candidate, spare = plan.answer.candidate, plan.answer.spare
     kept = f", {spare} spare at all hours" if spare else ""
     return (
-        f"{daily.gpu_hours:,} GPU-hours a day in replicas of {gpus(candidate.gpus)} "
+        f"{count_of(daily.gpu_hours, 'GPU-hour')} a day in replicas of {gpus(candidate.gpus)} "
         f"({candidate.layout}, {candidate.precision}){kept}; the peak's fleet all day: {gpus(daily.constant_gpus)} × "
         f"{len(daily.hours)} h = {daily.constant_gpu_hours:,}, so {percent(daily.saved)} saved"
     )
@@ -400,7 +400,7 @@ def tuned_line(tuned: Tuned) -> str:
     count = f" {gpus(tuned.fleet.gpus)}" if isinstance(tuned.fleet, Fleet) else ""
     if isinstance(tuned.before, Rejection):
         return f"{found}:{count}; the original settings miss the SLA"
-    return f"{found}:{count} instead of {tuned.before.gpus}, a replica carries {percent(tuned.gain, sign=True)}"
+    return f"{found}:{count} instead of {tuned.before.gpus:,}, a replica carries {percent(tuned.gain, sign=True)}"
 
 
 def mix_line(mix: Mix) -> str:
@@ -409,7 +409,8 @@ def mix_line(mix: Mix) -> str:
     repeated = len({candidate.gpu for candidate in own}) < len(own)
     names = [f"{candidate.gpu} {candidate.layout}" if repeated else candidate.gpu for candidate in own]
     groups = " + ".join(
-        f"{group.gpus} × {name} ({per_second(group.load_per_s)})" for group, name in zip(mix.groups, names, strict=True)
+        f"{group.gpus:,} × {name} ({per_second(group.load_per_s)})"
+        for group, name in zip(mix.groups, names, strict=True)
     )
     alone = ", ".join(f"{gpu} alone {'too few' if cost is None else significant(cost)}" for gpu, cost in mix.alone)
     return f"Cheapest mix: {groups}, {significant(mix.cost_per_hour)} per hour ({alone})"
@@ -418,8 +419,8 @@ def mix_line(mix: Mix) -> str:
 def daily_line(daily: Daily) -> str:
     """What following the load saves."""
     return (
-        f"{daily.gpu_hours} GPU-hours a day when the fleet follows the load, {daily.constant_gpu_hours} when it does "
-        f"not: {percent(daily.saved)} less"
+        f"{count_of(daily.gpu_hours, 'GPU-hour')} a day when the fleet follows the load, "
+        f"{daily.constant_gpu_hours:,} when it does not: {percent(daily.saved)} less"
     )
 
 
@@ -445,10 +446,10 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
         lines.append(f"{percent(seen.hit_rate(), 1)} of the prompt tokens were found in the prefix cache")
     if again := found.sampling:
         low, high = ((working + fleet.spare) * fleet.candidate.gpus for working in (again.low, again.high or 0))
-        told = f"{low} GPUs or more" if again.high is None else f"{counts(low, high)} GPUs"
+        told = f"{gpus(low)} or more" if again.high is None else f"{counts(low, high)} GPU{'s' * (high > 1)}"
         lines.append(f"Other traffic of this kind ({again.blocks} {again.of}, resampled): {told} in 90 % of cases")
     lines.append(
-        f"{significant(found.gpu_hours)} GPU-hours if the fleet follows the rate of each hour, "
+        f"{amount(found.gpu_hours, 'GPU-hour')} if the fleet follows the rate of each hour, "
         f"{significant(found.constant_gpu_hours)} if it does not"
     )
     lines += (capital(note) for note in found.notes)

@@ -22,6 +22,7 @@ from sizing.explain import distance_from_sla
 from sizing.files import resource
 from sizing.fitting import Fit
 from sizing.fitting.result import CoveredRange
+from sizing.numbers import gpus as in_words
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point, read_points
 from sizing.question import Question
@@ -254,7 +255,7 @@ def carried(question: Question, gpus: int, choice: Choice, have: Available) -> C
         fleets, rejected = best_first(question, found, gpus)
         rejected = sorted([*rejected, *left_out], key=distance_from_sla)
         if not fleets:
-            raise NoFeasiblePlan(f"{gpus} GPUs carry no load under {question.sla}", tuple(rejected))
+            raise NoFeasiblePlan(f"{in_words(gpus)} cannot carry any load under {question.sla}", tuple(rejected))
         return Carried(tuple(fleets), rejected=tuple(rejected))
 
     return answered(ask, Carried)

@@ -49,6 +49,7 @@ from sizing.cli.options import (
 )
 from sizing.cli.shapes import extras_json
 from sizing.edge import BY_SIMULATION
+from sizing.numbers import gpus as in_words
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.question import ADMISSION, FIELDS, LENGTHS, Question
 from sizing.simulator.sessions import SessionLatency
@@ -432,7 +433,9 @@ def as_available(plan: Plan, found: Sequence[Candidate], available: Mapping[str,
     within, left_out = plan, list(plan.rejected)
     while (answer := within.answer).gpus > (most := available.get(answer.candidate.gpu, answer.gpus)):
         gpu = answer.candidate.gpu
-        left_out.append(Rejection.of(answer.candidate, "too_few", f"{answer.gpus} GPUs are needed, {most} available"))
+        left_out.append(
+            Rejection.of(answer.candidate, "too_few", f"{in_words(answer.gpus)} needed, {most:,} available")
+        )
         found = [each for each in found if each.gpu != gpu]
         try:
             within = planner.plan(plan.question, found, left_out)

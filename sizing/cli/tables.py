@@ -21,7 +21,7 @@ from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
 from sizing.cli.shapes import shared_cost
 from sizing.fitting import Fit
-from sizing.numbers import gpus, milliseconds, per_second, percent, significant
+from sizing.numbers import amount, count_of, gpus, milliseconds, per_second, percent, significant
 from sizing.plans import Fleet, Plan, Rejection
 from sizing.prediction import Caution, Prediction, Quantiles
 from sizing.question import Question
@@ -51,8 +51,7 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
     say(escape(text.working(plan)))
     if peak := text.peak(plan.question):
         say(f"{peak}.")
-    per_gpu = significant(fleet.requests_per_s_per_gpu)
-    say(f"{per_gpu} requests/s per GPU. {text.band(fleet)}. {text.why_wide(fleet)}".rstrip())
+    say(f"{per_second(fleet.requests_per_s_per_gpu)} per GPU. {text.band(fleet)}. {text.why_wide(fleet)}".rstrip())
     say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
     for note in text.on_all_requests(plan.question):
         say(f"{note}.")
@@ -192,7 +191,7 @@ def sensitivity_table(rows: Sequence[Sensitivity], fleet: Fleet) -> Table:
         ]
         table.add_row(row.name, quantity(row.value, row.unit), *cells)
     table.caption = (
-        f"as asked: {fleet.gpus} GPUs ({significant(fleet.capacity_per_s)}); in brackets requests/s per replica where "
+        f"as asked: {gpus(fleet.gpus)} ({significant(fleet.capacity_per_s)}); in brackets requests/s per replica where "
         "the SLA fails, before headroom; changes are relative: 20 % headroom +25 % is 25 %; none: no fleet meets the "
         "SLA then, or there is no such value"
     )
@@ -218,7 +217,9 @@ def quantity(value: float, unit: Unit) -> str:
     """A value with its unit, for people."""
     if unit == "s":
         return milliseconds(value)
-    return of_requests(value) if unit == "share" else f"{significant(value)} {unit}"
+    if unit == "share":
+        return of_requests(value)
+    return per_second(value) if unit == "requests/s" else amount(value, "token")
 
 
 def daily_table(daily: Daily) -> Table:
@@ -252,7 +253,9 @@ def hours_table(found: TracePlan) -> Table:
 
     seen, answer = found.replayed, found.plan.answer
     limits = limits_on_latencies(seen.sla)
-    title = f"The worst of {len(seen.hours)} hours, replayed on {answer.working} working replicas"
+    title = (
+        f"The worst of {count_of(len(seen.hours), 'hour')}, replayed on {count_of(answer.working, 'working replica')}"
+    )
     columns = ("hour", "requests", "inside the SLA", *(limit.name for limit in limits), "GPUs at its rate")
     table = Table(*columns, title=title, title_justify="left")
     for number in sorted(range(len(seen.hours)), key=seen.goodput)[:SHOWN]:
@@ -272,9 +275,9 @@ def print_existing(question: Question, fleets: Sequence[Existing], rejected: Seq
     say = partial(out.print, soft_wrap=True)
     say(f"[bold]{escape(text.existing_sentence(best))}[/bold]")
     say(
-        f"{best.working} working and {best.spare} spare replicas of {escape(best.candidate.label)}, {best.unused} GPUs "
-        f"unused; the SLA fails at {per_second(best.limit_per_s)}, {percent(question.headroom)} headroom "
-        "kept."
+        f"{best.working} working and {best.spare} spare replicas of {escape(best.candidate.label)}, "
+        f"{gpus(best.unused)} unused; the SLA fails at {per_second(best.limit_per_s)}, {percent(question.headroom)} "
+        "headroom kept."
     )
     say(f"{text.existing_band(best)}. Binding: {best.binding}.")
     say(f"Basis: {best.basis}, {escape(best.candidate.source)}; verified by {text.METHOD[best.predicted.method]}.")
@@ -298,14 +301,14 @@ def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]
     out = console()
     say = partial(out.print, soft_wrap=True)
     workloads = f"{len(fleet.served)} workload{'s' if len(fleet.served) > 1 else ''}"
-    say(f"[bold]You need {fleet.gpus} × {escape(fleet.candidate.gpu)} for {workloads}[/bold]")
-    apart = f"; fleets of their own would need {fleet.apart} working" if len(fleet.served) > 1 else ""
+    say(f"[bold]You need {fleet.gpus:,} × {escape(fleet.candidate.gpu)} for {workloads}[/bold]")
+    apart = f"; fleets of their own would need {fleet.apart:,} working" if len(fleet.served) > 1 else ""
     say(
-        f"{fleet.working} working and {fleet.spare} spare replicas of {escape(fleet.candidate.label)}{apart}. "
+        f"{fleet.working:,} working and {fleet.spare:,} spare replicas of {escape(fleet.candidate.label)}{apart}. "
         f"Tightest: {escape(fleet.tightest.share.name)}."
     )
     say(
-        f"{significant(fleet.requests_per_s_per_gpu)} requests/s per working GPU, {percent(fleet.utilization)} of the "
+        f"{per_second(fleet.requests_per_s_per_gpu)} per working GPU, {percent(fleet.utilization)} of the "
         "highest stable rate. No band: the count holds for the law as it is."
     )
     say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by simulation.")

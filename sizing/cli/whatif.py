@@ -32,7 +32,7 @@ from sizing.cli.options import (
 from sizing.cli.shapes import pools_json
 from sizing.cli.tables import console, print_cautions, print_pools
 from sizing.errors import ScenarioError
-from sizing.numbers import per_second, percent, significant
+from sizing.numbers import gpus, per_second, percent, significant
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Rejection
 from sizing.question import Question
 from sizing.text import binding
@@ -72,7 +72,7 @@ def _instead(now: str, before: str) -> str:
 
 
 def _gpus(side: Fleet | Rejection) -> str:
-    return f"{side.gpus} GPUs" if isinstance(side, Fleet) else "no fleet"
+    return gpus(side.gpus) if isinstance(side, Fleet) else "no fleet"
 
 
 def table_of(found: Comparison) -> Table:

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sizing.analyses.daily import HOURS
-from sizing.numbers import per_second, significant
+from sizing.numbers import count_of, per_second, significant
 from sizing.report.model import Configuration, Day, LimitCurve, LoadCurves, Report, Talks, Traffic
 from sizing.report.tables import gpus_band, line, number_of, text_of
 from sizing.workload import SHARES, Limit
@@ -252,8 +252,12 @@ def traffic_chart(traffic: Traffic) -> Drawing:
 
     over = [sum(value > 1 for value in values) for values in ratios]
     beyond = ", ".join(f"{limit.name} in {count}" for limit, count in zip(traffic.limits, over, strict=True))
-    said = f"Of {len(hours)} hours, the limit is exceeded by {beyond}" if beyond else f"GPUs of {len(hours)} hours"
-    alt = f"{said}; the fleet has {fleet:,.0f} GPUs."
+    said = (
+        f"Of {count_of(len(hours), 'hour')}, the limit is exceeded by {beyond}"
+        if beyond
+        else f"GPUs of {count_of(len(hours), 'hour')}"
+    )
+    alt = f"{said}; the fleet has {count_of(int(fleet), 'GPU')}."
     return Drawing("traffic", drawn(draw, (1 + bool(traffic.limits)) * DAY_IN), alt)
 
 
@@ -306,7 +310,7 @@ def gpus_chart(configurations: tuple[Configuration, ...]) -> Drawing:
 
     first = rows[0]
     among = f"Of {len(configurations)} configurations that meet the SLA, " if len(configurations) > 1 else ""
-    needs = f"{line(first.label)} needs {number_of(first.gpus)} GPUs, {gpus_band(first)} in the 90 % band."
+    needs = f"{line(first.label)} needs {text_of(first.gpus)}, {gpus_band(first)} in the 90 % band."
     return Drawing("gpus", drawn(draw, 0.7 + ROW_IN * len(rows)), among + needs)
 
 

@@ -26,6 +26,8 @@ from sizing.text import GOODPUT_JUDGED, GOODPUT_PRICE, LEFT_OUT, METHOD, capital
 # --- Text and numbers as the writers show them: nothing invisible, nothing endless, numbers with three digits
 
 COUNTS = ("GPUs", "replicas", "points", "GPU-hours")
+COUNTED = re.compile(r"(?!per |kWh )([\w -]+)s\b")
+"""What a unit counts, in the plural."""
 LONGEST = 1_000
 """Characters of a text where a layout holds only a line or a cell: more than any sentence of this program."""
 LONGEST_NOTES = 5_000
@@ -87,13 +89,14 @@ def number_of(quantity: Quantity) -> str:
 def text_of(quantity: Quantity) -> str:
     """A number with its unit.
 
-    >>> text_of(Quantity(20, "requests/s", "given"))
-    '20 requests/s'
+    >>> text_of(Quantity(20, "requests/s", "given")), text_of(Quantity(1, "requests/s", "given"))
+    ('20 requests/s', '1 request/s')
     """
     if quantity.unit in ("s", "share", "") or quantity.value is None:
         return number_of(quantity)
-    one = quantity.value == 1 and quantity.unit in COUNTS
-    return f"{number_of(quantity)} {quantity.unit.removesuffix('s') if one else quantity.unit}"
+    number = number_of(quantity)
+    counted = COUNTED.match(quantity.unit) if number == "1" else None
+    return f"{number} {counted[1] + quantity.unit[counted.end() :] if counted else quantity.unit}"
 
 
 def when(made_at: str) -> str:
@@ -285,7 +288,7 @@ def as_asked(report: Report) -> str:
         "All else is unchanged; changes are relative: 25 % more than 20 % headroom is 25 %. None: no fleet meets the "
         "SLA then, or there is no such value."
     )
-    return start if found is None else f"As asked: {number_of(found.gpus)} GPUs. {start}"
+    return start if found is None else f"As asked: {text_of(found.gpus)}. {start}"
 
 
 def cost(report: Report) -> Table:

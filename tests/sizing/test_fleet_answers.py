@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,8 @@ from sizing.engine import Replica
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.prediction import Prediction
 from sizing.question import FEW, Question, Setting
+from sizing.report.model import Quantity
+from sizing.report.tables import text_of
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, SLA, candidate, question
 from tests.sizing.test_cli import ONE, replaced, run
@@ -259,6 +262,23 @@ def test_the_sentences_name_price_spares_method_and_band(capsys: pytest.CaptureF
         "corrected by measured servers",
     ):
         assert words in text
+
+
+def test_one_of_anything_is_said_in_the_singular_and_thousands_are_set_apart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A request a second in the last hour of a day, without spares, and a thousand."""
+    asked = "plan --model Qwen/Qwen3-8B --gpu h100_sxm --tp 1 --engine vllm --isl 1000 --osl 200 --ttft p95:1s".split()
+    said = {}
+    for rate in (1, 1000):
+        _, out, _ = run([*asked, "--spare", "0", "--daily", "0," * 23 + str(rate)], capsys)
+        said[rate] = " ".join(out.split())
+    assert "1 GPU-hour a day when the fleet follows the load, 24 when it does not" in said[1]
+    assert "│ 1 request/s │" in said[1] and "as asked: 1 GPU (" in said[1]
+    assert not re.search(r"(?<![\d,.])1 (GPUs|GPU-hours|requests/s|replicas)\b", said[1])
+    assert re.search(r"GPU-hours a day when the fleet follows the load, 1,\d{3} when it does not", said[1000])
+    assert text_of(Quantity(1, "GPU-hours", "given")) == "1 GPU-hour"
+    assert text_of(Quantity(1, "requests/s per GPU", "given")) == "1 request/s per GPU"
 
 
 def test_a_wide_band_says_why() -> None:

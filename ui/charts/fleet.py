@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sizing.analyses.curves import FleetSizes, LengthCell
 from sizing.analyses.daily import HOURS, Daily
 from sizing.memory_use import FREE_PARTS, PARTS, MemoryUse
-from sizing.numbers import per_second, percent, significant
+from sizing.numbers import count_of, per_second, percent, significant
 from ui.charts.base import (
     DASHES,
     LOG_FROM,
@@ -70,10 +70,9 @@ def _band(figure: Plot, sizes: FleetSizes, high_per_s: float, ink: Ink) -> None:
 
 
 def _sizes_in_words(steps: Sequence[FleetSteps], high_per_s: float, load_per_s: float, gpus: int) -> str:
-    ends = "; ".join(f"{one.name} {one.sizes.gpus[-1]:,} GPUs" for one in steps)
-    return (
-        f"GPUs against load: {gpus:,} GPUs at the planned {per_second(load_per_s)}; at {per_second(high_per_s)} {ends}."
-    )
+    ends = "; ".join(f"{one.name} {count_of(one.sizes.gpus[-1], 'GPU')}" for one in steps)
+    planned = f"{count_of(gpus, 'GPU')} at the planned {per_second(load_per_s)}"
+    return f"GPUs against load: {planned}; at {per_second(high_per_s)} {ends}."
 
 
 def gpus_over_day(daily: Daily, ink: Ink) -> Chart:
@@ -98,7 +97,7 @@ def gpus_over_day(daily: Daily, ink: Ink) -> Chart:
         customdata=[*rates, rates[-1]],
         hovertemplate="%{x}:00<br>%{y} GPUs<br>%{customdata} requests/s<extra></extra>",
     )
-    note(figure, f"sized for the peak: {most:,} GPUs", ink.limit, 0, most)
+    note(figure, f"sized for the peak: {count_of(most, 'GPU')}", ink.limit, 0, most)
     ticks = list(range(0, HOURS + 1, 3))
     figure.update_xaxes(range=[0, HOURS], tickvals=ticks, ticktext=[f"{tick}:00" for tick in ticks])
     figure.update_yaxes(range=[0, 1.2 * most])
@@ -111,7 +110,7 @@ def _day_in_words(daily: Daily) -> str:
     apart = f"{quietest.gpus} at {quietest.hour}:00, {busiest.gpus} at {busiest.hour}:00"
     counts = apart if quietest.gpus < busiest.gpus else f"{busiest.gpus} at all hours"
     return (
-        f"GPUs over the day: {counts}; following the load takes {daily.gpu_hours:,} GPU-hours a day, "
+        f"GPUs over the day: {counts}; following the load takes {count_of(daily.gpu_hours, 'GPU-hour')} a day, "
         f"{percent(daily.saved)} less than {daily.constant_gpu_hours:,}."
     )
 

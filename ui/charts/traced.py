@@ -14,7 +14,7 @@ import numpy as np
 
 from sizing.analyses.session_plan import Seen, SessionLimit, SessionPlan
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s
-from sizing.numbers import milliseconds, percent, significant
+from sizing.numbers import count_of, milliseconds, percent, significant
 from sizing.trace import HOUR_S, Hour, Trace, busiest_hour
 from sizing.workload import Limit
 from ui.charts.base import DASHES, LOG_FROM, Chart, Ink, Plot, figure_of, legend_above, note, planned_point
@@ -151,7 +151,7 @@ def gpus_by_hour(found: TracePlan, ink: Ink) -> Chart:
     _bars(figure, found.trace, found.replayed.hours, gpus, ink)
     figure.update_traces(hovertemplate="%{x}<br>%{y:,} GPUs<extra></extra>")
     figure.add_hline(y=fleet.gpus, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
-    note(figure, f"the fleet: {fleet.gpus:,} GPUs", ink.limit, 0, fleet.gpus, xref="paper")
+    note(figure, f"the fleet: {count_of(fleet.gpus, 'GPU')}", ink.limit, 0, fleet.gpus, xref="paper")
     figure.update_yaxes(range=[0, 1.25 * fleet.gpus])
     words = f"GPUs at the rate of each hour: {min(gpus):,} to {max(gpus):,}"
     return Chart(figure, f"{words}; the fleet has {fleet.gpus:,}.")

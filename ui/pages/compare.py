@@ -2,6 +2,7 @@
 
 import streamlit as st
 
+from sizing.numbers import gpus as in_words
 from sizing.plans import Plan
 from ui import answers
 from ui.scenario import Scenario
@@ -44,7 +45,7 @@ def page(scenario: Scenario) -> None:
 def _title(plan: Plan) -> str:
     fleet, count = plan.answer, len(plan.fleets)
     if count == 1:
-        return f"One configuration meets this SLA: {fleet.candidate.label} with {fleet.gpus:,} GPUs"
+        return f"One configuration meets this SLA: {fleet.candidate.label} with {in_words(fleet.gpus)}"
     best = "costs least" if plan.question.prices else "needs the fewest GPUs"
     return f"{fleet.candidate.label} {best}, {fleet.gpus:,}: best of {count} that meet this SLA"
 

@@ -153,7 +153,7 @@ def row(plan: Plan, fleet: Fleet, with_cost: bool) -> dict[str, Any]:
 
 
 def _in_words(fleet: Fleet) -> str:
-    return f"{fleet.gpus:,} GPUs as {fleet.candidate.label}"
+    return f"{gpus(fleet.gpus)} as {fleet.candidate.label}"
 
 
 def _columns() -> dict[str, Any]:

@@ -47,14 +47,14 @@ def load_input(label: str, value_per_s: float, key: str, help: str) -> float:
 def use_load(rate_per_s: float, help: str) -> None:
     """A button that writes the load, of the whole fleet, into the form."""
     rate = min(max(round(rate_per_s, 6), RATE.low), RATE.high)
-    st.button(f"Use {rate:,.10g} requests/s", on_click=lambda: st.session_state.update(rate_per_s=rate), help=help)
+    st.button(f"Use {per_second(rate, 10)}", on_click=lambda: st.session_state.update(rate_per_s=rate), help=help)
 
 
 def draw_latency(scenario: Scenario, name: str, fleet: Fleet) -> None:
     """One replica of the fleet from no load to beyond its capacity."""
     curve, points = answers.curve(scenario, name, fleet), answers.open_loop(scenario, fleet)
-    capacity = significant(fleet.capacity_per_s)
-    st.title(plain(f"A replica of {fleet.candidate.label} carries {capacity} requests/s under this SLA"), anchor=False)
+    capacity = per_second(fleet.capacity_per_s)
+    st.title(plain(f"A replica of {fleet.candidate.label} carries {capacity} under this SLA"), anchor=False)
     _provenance(fleet, points)
     limits = scenario.question.sla.latencies
     for column, limit in zip(st.columns(max(1, len(limits))), limits, strict=False):

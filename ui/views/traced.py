@@ -23,7 +23,7 @@ from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.analyses.verification import verification
 from sizing.cli.shapes import extras_json, finite_only
-from sizing.numbers import milliseconds, per_second, percent, significant
+from sizing.numbers import count_of, milliseconds, per_second, percent, significant
 from sizing.plans import Plan
 from sizing.question import Range
 from sizing.report.build import Cover
@@ -497,7 +497,8 @@ def _cards(plan: Plan, day: Daily) -> None:
         paid = "" if price is None else f"{significant(price * day.gpu_hours)} a day"
         card("GPU-hours a day", f"{day.gpu_hours:,}", paid or f"of {day.constant_gpu_hours:,}", GPU_HOURS_HELP)
         saved = day.constant_gpu_hours - day.gpu_hours
-        worth = f"{saved:,} GPU-hours" if price is None else f"{saved:,} GPU-hours, {significant(price * saved)} a day"
+        hours = count_of(saved, "GPU-hour")
+        worth = hours if price is None else f"{hours}, {significant(price * saved)} a day"
         card("Saved", percent(day.saved), worth, "Compared with running the busiest hour's fleet all day.")
 
 

@@ -86,17 +86,17 @@ def rate_of_hour(hour: int, word: str) -> float:
 
 
 def gpus_by_hour(question: Question, fleet: Fleet, rates_per_s: Sequence[float]) -> Daily:
-    """The fleet's candidate sized for every hour; the fleet itself is sized for the busiest.
+    """The fleet's candidate sized for every hour; the busiest has the fleet itself, which is sized for it.
 
-    Each hour by formula, scaled by the peak fleet's own capacity (simulated where it was verified) over the formula's.
+    Each other by formula, scaled by the peak fleet's own capacity (simulated where it was verified) over the formula's.
     An hour without load keeps the spares.
     """
     hours = []
     for hour, rate_per_s in enumerate(rates_per_s):
-        working = 0
-        if rate_per_s > 0:
+        working = fleet.working if rate_per_s else 0
+        if 0 < rate_per_s < max(rates_per_s):
             then = replace(question, workload=replace(question.workload, rate_per_s=rate_per_s))
-            working = min(resized(then, question, fleet)[0], fleet.working)
+            working = min(resized(then, question, fleet)[0], working)
         replicas = working + fleet.spare
         hours.append(Hour(hour, rate_per_s, replicas, replicas * fleet.candidate.gpus))
     return Daily(tuple(hours), fleet.gpus)

@@ -422,7 +422,9 @@ def by_hour(question: Question, trace: Trace, fleet: Fleet) -> tuple[int, ...]:
         then = replace(
             question, workload=replace(question.workload, rate_per_s=planned_per_s * rate_per_s / most_per_s)
         )
-        found.append(min(resized(then, question, fleet)[0], fleet.working))
+        found.append(
+            min(resized(then, question, fleet)[0], fleet.working) if rate_per_s < most_per_s else fleet.working
+        )
     return tuple(found)
 
 

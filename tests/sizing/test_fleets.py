@@ -100,6 +100,15 @@ def test_a_day_costs_no_more_than_its_busiest_hour_all_day() -> None:
     assert day.gpu_hours == sum(hour.gpus for hour in day.hours)
 
 
+def test_the_busiest_hour_of_a_day_runs_the_fleet_that_is_planned_for_it() -> None:
+    """Even where that has a replica more than its capacity says, because fewer miss the SLA at a load below it."""
+    asked = question(80.0)
+    fleet = fleet_of(asked)
+    larger = replace(fleet, working=fleet.working + 1)
+    day = gpus_by_hour(asked, larger, [*[40.0] * 23, 80.0])
+    assert day.hours[-1].gpus == day.constant_gpus == larger.gpus > day.hours[0].gpus
+
+
 @pytest.mark.parametrize("rate", [0.1, 1.1, 2.0, 7.3])
 def test_a_day_of_equal_hours_has_no_peak(rate: float) -> None:
     """24 x 0.1 over 24 is not 0.1 to the last digit, and below 1 is no peak factor."""

@@ -217,12 +217,18 @@ def _engine_of(config: Any) -> dict[str, str]:
 
 
 def _scheduling_of(config: Any) -> Scheduling:
-    """Of the TensorRT-LLM backend, which without chunked context takes prompts whole, beside the decodes."""
+    """Of the TensorRT-LLM backend, which takes prompts whole, beside the decodes, unless it is to cut them.
+
+    The C++ backend takes a missing or unreadable flag for false (docs/model_config.md of tensorrtllm_backend); what the
+    Python backend then does depends on the release.
+    """
     said = _parameters(config)
-    chunks = said.get("enable_chunked_context", "").lower()
-    if BATCHING_OF.get(said.get("gpt_model_type", "").lower()) != "in_flight" or chunks not in ("true", "false"):
+    if BATCHING_OF.get(said.get("gpt_model_type", "").lower()) != "in_flight":
         return UNSAID
-    return Scheduling("chunked" if chunks == "true" else "whole_prompt")
+    chunks = said.get("enable_chunked_context", "").lower()
+    if chunks in ("true", "1"):
+        return Scheduling("chunked")
+    return Scheduling("whole_prompt") if config.backend == "tensorrtllm" or chunks in ("false", "0") else UNSAID
 
 
 def _tokenizer_file(folder: str) -> Path | None:

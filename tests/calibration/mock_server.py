@@ -51,6 +51,7 @@ class Script:
     decoupled: bool = True
     takes_max_tokens: bool = True
     engine: dict[str, str] = field(default_factory=lambda: dict(ENGINE))
+    engine_backend: str = ""
     max_batch_size: int = 8
     preprocessing: dict[str, str] = field(default_factory=dict)
 
@@ -88,6 +89,7 @@ class MockServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         config.model_transaction_policy.decoupled = self.script.decoupled
         if request.name == "tensorrt_llm":
             parameters = self.script.engine
+            config.backend = self.script.engine_backend
         elif request.name == "preprocessing":
             parameters = self.script.preprocessing
         elif request.name == "ensemble":

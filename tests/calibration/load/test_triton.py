@@ -53,19 +53,27 @@ IN_FLIGHT = {"gpt_model_type": "inflight_fused_batching"}
 
 
 @pytest.mark.parametrize(
-    ("parameters", "policy"),
+    ("backend", "parameters", "policy"),
     [
-        (IN_FLIGHT | {"enable_chunked_context": "True"}, "chunked"),
-        (IN_FLIGHT | {"enable_chunked_context": "false"}, "whole_prompt"),
-        (IN_FLIGHT | {"enable_chunked_context": "${enable_chunked_context}"}, ""),
-        (IN_FLIGHT, ""),
-        ({"gpt_model_type": "V1", "enable_chunked_context": "true"}, ""),
-        ({}, ""),
+        ("tensorrtllm", IN_FLIGHT | {"enable_chunked_context": "True"}, "chunked"),
+        ("tensorrtllm", IN_FLIGHT | {"enable_chunked_context": "1"}, "chunked"),
+        ("tensorrtllm", IN_FLIGHT | {"enable_chunked_context": "false"}, "whole_prompt"),
+        ("tensorrtllm", IN_FLIGHT | {"enable_chunked_context": "${enable_chunked_context}"}, "whole_prompt"),
+        ("tensorrtllm", IN_FLIGHT, "whole_prompt"),
+        ("tensorrtllm", {"gpt_model_type": "V1", "enable_chunked_context": "true"}, ""),
+        ("tensorrtllm", {}, ""),
+        ("python", IN_FLIGHT | {"enable_chunked_context": "false"}, "whole_prompt"),
+        ("python", IN_FLIGHT, ""),
     ],
 )
-def test_the_backend_tells_whether_it_chunks_prompts(parameters: dict[str, str], policy: str) -> None:
+def test_the_backend_tells_whether_it_chunks_prompts(backend: str, parameters: dict[str, str], policy: str) -> None:
+    """model_instance_state.cc: "enable_chunked_context is not specified, will be set to false."
+
+    The Python backend leaves a missing flag to ExecutorConfig, whose default became true.
+    """
+
     async def told() -> Scheduling:
-        async with MockServer(Script(engine=parameters)) as server:
+        async with MockServer(Script(engine=parameters, engine_backend=backend)) as server:
             return (await describe(ServerPlan(url=server.url))).scheduling
 
     assert asyncio.run(told()) == Scheduling(policy)  # type: ignore[arg-type]

@@ -392,13 +392,14 @@ ENGINES = (
 )
 _VLLM_CACHE = "vllm:cache_config_info"
 _KEPT = (PREFIX, _VLLM_CACHE, *(family for engine in ENGINES for family in engine.families))
+_BLOCK_TOKENS = "trtllm_kv_cache_tokens_per_block"
 _ITERATION = {  # in TensorRT-LLM's JSON, which has one object for each pass since the page was last read
     "trtllm_num_requests_running": ("numActiveRequests",),
     "trtllm_num_requests_waiting": ("numQueuedRequests",),
     "trtllm_num_paused_requests": ("inflightBatchingStats", "numPausedRequests"),
     "trtllm_kv_cache_used_blocks": ("kvCacheStats", "usedNumBlocks"),
     "trtllm_kv_cache_max_blocks": ("kvCacheStats", "maxNumBlocks"),
-    "trtllm_kv_cache_tokens_per_block": ("kvCacheStats", "tokensPerBlock"),
+    _BLOCK_TOKENS: ("kvCacheStats", "tokensPerBlock"),
 }
 
 
@@ -462,7 +463,11 @@ def engine_counters(first: Page, last: Page) -> dict[str, float]:
 
 
 def _iteration_stats(text: str, url: str) -> dict[str, tuple[Sample, ...]]:
-    """Means over the passes in TensorRT-LLM's JSON, as families; none if nothing ran since the page was last read."""
+    """Means over the passes in TensorRT-LLM's JSON, as families; none if nothing ran since the page was last read.
+
+    With attention data parallelism each pass has an object for each rank, whose requests and blocks are added. Rank 0
+    has the whole queue; its other figures stand for every rank's, unless TLLM_METRICS_ALL_RANKS is set.
+    """
     try:
         passes = json.loads(text, parse_int=float)  # of any length: beyond a float's range they are infinite
     except (ValueError, RecursionError):
@@ -475,7 +480,11 @@ def _iteration_stats(text: str, url: str) -> dict[str, tuple[Sample, ...]]:
                 value = value.get(key) if isinstance(value, dict) else None
             if isinstance(value, int | float) and math.isfinite(value):
                 found.setdefault(family, []).append(float(value))
-    means = {family: sum(values) / len(values) for family, values in found.items() if values}
+    ranks = len({str(each.get("attentionDpRank", each.get("rank"))) for each in passes if isinstance(each, dict)})
+    means = {
+        family: sum(values) / len(values) * (1 if family == _BLOCK_TOKENS else ranks)
+        for family, values in found.items()
+    }
     if means.get("trtllm_kv_cache_max_blocks") and "trtllm_kv_cache_used_blocks" in means:
         means["trtllm_kv_cache_utilization"] = (
             means["trtllm_kv_cache_used_blocks"] / means["trtllm_kv_cache_max_blocks"]

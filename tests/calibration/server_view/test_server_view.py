@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import threading
@@ -596,6 +597,21 @@ def test_the_json_of_tensorrt_llm_is_read_as_means_over_its_passes() -> None:
     assert gauge_means([endless, endless], "toy")["engine_requests_running_mean"] == 4
     with pytest.raises(ServerError, match="neither Prometheus text nor JSON"):
         parse_page("[" * 100_000, "test", 0.0)
+
+
+@pytest.mark.parametrize("rank", ["attentionDpRank", "rank"])
+def test_ranks_of_attention_data_parallelism_add_up(rank: str) -> None:
+    """TensorRT-LLM, adp_iter_stats.py: a row a rank; rank 0 has the queue, the cache is a copy of rank 0's."""
+    cache = {"usedNumBlocks": 30, "maxNumBlocks": 120, "tokensPerBlock": 32}
+    passes = [
+        {rank: each, "numActiveRequests": 5, "numQueuedRequests": 0 if each else queued, "kvCacheStats": cache}
+        for queued in (8, 4)
+        for each in range(4)
+    ]
+    page = parse_page(json.dumps(passes), "test", 0.0)
+    found = gauge_means([page], "toy")
+    assert (found["engine_requests_running_mean"], found["engine_requests_waiting_mean"]) == (20, 6)
+    assert (found["kv_cache_used_share_mean"], found["kv_cache_tokens"]) == (0.25, 4 * 120 * 32)
 
 
 def test_the_level_of_an_engine_that_counts_no_requests_cannot_be_called_shared() -> None:

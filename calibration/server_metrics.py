@@ -264,7 +264,13 @@ def _gauges(page: Page, model: str) -> dict[str, float]:
     for name, (family, together) in GPU_MEANS.items():
         if values := page.values(family):
             found[name] = together(values)
-    return found | _engine_gauges(page, model) | engine_gauges(page)
+    return found | _with_size(_engine_gauges(page, model) | engine_gauges(page))
+
+
+def _with_size(gauges: dict[str, float]) -> dict[str, float]:
+    """With the KV cache's size in tokens, where only blocks and their size are told."""
+    blocks, per_block = gauges.get("kv_cache_blocks_max_mean"), gauges.get("kv_cache_tokens_per_block")
+    return ({KV_TOKENS: blocks * per_block} if blocks and per_block else {}) | gauges
 
 
 def _engine_gauges(page: Page, model: str) -> dict[str, float]:
@@ -409,7 +415,7 @@ def engines_of(page: Page) -> list[Engine]:
 
 
 def engine_gauges(page: Page) -> dict[str, float]:
-    """The engines' gauges, and the size of their KV cache."""
+    """The engines' gauges, and what vLLM says of its KV cache."""
     found: dict[str, float] = {}
     for engine in engines_of(page):
         for family, name in engine.gauges.items():
@@ -420,11 +426,7 @@ def engine_gauges(page: Page) -> dict[str, float]:
     for name in (BATCH_LIMIT, TOKEN_BUDGET):
         if found.get(name) == 0:  # TensorRT-LLM's PyTorch backend has no value for it
             del found[name]
-    found |= _vllm_cache(page)
-    blocks, per_block = found.get("kv_cache_blocks_max_mean"), found.get("kv_cache_tokens_per_block")
-    if blocks and per_block:
-        found.setdefault(KV_TOKENS, blocks * per_block)
-    return found
+    return found | _vllm_cache(page)
 
 
 def _vllm_cache(page: Page) -> dict[str, float]:

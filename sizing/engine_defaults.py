@@ -18,8 +18,8 @@ _ByMemory = tuple[tuple[float, int], ...]
 class _Row(NamedTuple):
     """`looks_ahead_since`: first version that schedules an iteration while the one before runs; none does if empty.
     `wide_since`: first version with `wide_token_budget` in place of `token_budget`. `small_gpus`: names start like this
-    of GPUs that count as small whatever their memory. `cpu_token_budget`, `cpu_max_batch_size`: of a server that
-    computes on a CPU, 0 where they are not known. The other fields are those of EngineDefaults."""
+    of GPUs that count as small whatever their memory. `cpu_token_budget`, `cpu_max_batch_size`, `cpu_kv_block_tokens`:
+    of a server that computes on a CPU, 0 where they are not known. The other fields are those of EngineDefaults."""
 
     policy: Policy | None = None
     looks_ahead_since: tuple[int, ...] = ()
@@ -31,6 +31,7 @@ class _Row(NamedTuple):
     wide_token_budget: _ByMemory = ()
     cpu_token_budget: int = 0
     cpu_max_batch_size: int = 0
+    cpu_kv_block_tokens: int = 0
     small_gpus: tuple[str, ...] = ()
     memory_share: float = 0.9
     memory_of: Literal["all", "free"] = "all"
@@ -42,9 +43,10 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
         # Chunks of prompts beside decodes (V1); asynchronous scheduling is on since 0.14 (vllm-project/vllm#27614). A
         # request starts when its prompt fits, and the one admitted last is preempted when the cache is full (vLLM
         # documentation, "Preemption"). Batches: `EngineArgs`, max_num_seqs and max_num_batched_tokens, of which GPUs of
-        # 160 GiB have more since 0.28; gpu_memory_utilization. Sending: fits to four servers say 0.035 and 0.06 ms
-        # (published, H100), 0.15 ms (measured here beside an H200) and 0.17 ms (two slow cores); this is their mean in
-        # logarithms, around which they scatter by 0.8.
+        # 160 GiB have more since 0.28; blocks on a CPU: `platforms/cpu.py`. gpu_memory_utilization is 0.92 since 0.21,
+        # which deducts CUDA graphs, left out of estimates: about what 0.9 left before. Sending: fits to four servers
+        # say 0.035 and 0.06 ms (published, H100), 0.15 ms (measured here beside an H200) and 0.17 ms (two slow cores);
+        # this is their mean in logarithms, around which they scatter by 0.8.
         "vllm": _Row(
             "chunked",
             looks_ahead_since=(0, 14),
@@ -56,6 +58,7 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
             wide_token_budget=((0, 2048), (70 * _GIB, 8192), (160 * _GIB, 16_384)),
             cpu_token_budget=2048,
             cpu_max_batch_size=128,
+            cpu_kv_block_tokens=128,
             small_gpus=("a100",),
             send_s=0.08e-3,
         ),
@@ -143,7 +146,11 @@ def engine_defaults(engine: str, version: str = "", gpu: str = "", memory_bytes:
     if _is_since(version, row.wide_since):
         row = row._replace(token_budget=row.wide_token_budget)
     if is_cpu and row.cpu_token_budget:
-        row = row._replace(token_budget=((0, row.cpu_token_budget),), max_batch_size=((0, row.cpu_max_batch_size),))
+        row = row._replace(
+            token_budget=((0, row.cpu_token_budget),),
+            max_batch_size=((0, row.cpu_max_batch_size),),
+            kv_block_tokens=row.cpu_kv_block_tokens,
+        )
     if gpu.casefold().startswith(row.small_gpus) and memory_bytes:
         memory_bytes = 1.0
     likely_bytes = (memory_bytes,) if memory_bytes else _UNKNOWN_GPUS_BYTES

@@ -72,10 +72,10 @@ class Point:
     loop, latencies run from the moment a request was due, even if it was sent late. `load_value` is users in a closed
     loop and requests/s in an open one, for a schedule or trace their mean. `prefix_tokens`: how many tokens at their
     start the prompts share; `prefix_hit`: the share of requests that found them in the server's prefix cache. Unknown
-    counts as none. `kv_tokens`: how many tokens the instance's KV cache holds, according to the server. `protocol`: how
-    the users of a closed loop started; their warm-up is left out of the figures if they were *staggered*. `policy`,
-    `token_budget`, `lookahead_steps`, `receive_interval_steps`, `batch_wait_steps` and `batch_wait_ratio`: how the
-    engine schedules, as far as its server or its owner says so.
+    counts as none. `kv_tokens` and `kv_block_tokens`: how many tokens the instance's KV cache and a block of it hold,
+    according to the server. `protocol`: how the users of a closed loop started; their warm-up is left out of the
+    figures if they were *staggered*. `policy`, `token_budget`, `lookahead_steps`, `receive_interval_steps`,
+    `batch_wait_steps` and `batch_wait_ratio`: how the engine schedules, as far as its server or its owner says so.
     """
 
     model: Text
@@ -131,6 +131,7 @@ class Point:
     receive_interval_steps: Interval | None = None
     batch_wait_steps: Wait | None = None
     batch_wait_ratio: Ratio | None = None
+    kv_block_tokens: Count | None = None
 
     @property
     def void(self) -> bool:

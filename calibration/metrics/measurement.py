@@ -300,6 +300,7 @@ def measurement(
         verdict=verdict,
         **prefix_columns(seen.log.isl, shared_prefix, server or {}, seen.weight),
         kv_tokens=_whole((server or {}).get("kv_cache_tokens")),
+        kv_block_tokens=_whole((server or {}).get(BLOCK_TOKENS)),
         protocol=protocol,
         **scheduling._asdict(),
     )
@@ -313,7 +314,8 @@ def _whole(value: float | None) -> int | None:
 OTHER_LENGTHS, CHANCE_SIGMAS = 0.05, 4.0
 """A mean length counts as different beyond this fraction of it plus this many standard errors."""
 CACHE_BLOCK = 16
-"""Tokens of a KV cache block: shorter prefixes are not found."""
+"""Tokens of a KV cache block, if the server does not say: shorter prefixes are not found."""
+BLOCK_TOKENS = "kv_cache_tokens_per_block"
 ALL_FOUND = 0.98
 """From this fraction on, everything that can be found counts as found: of prompts at the window's edges, some are
 counted only by the server and others only here."""
@@ -334,16 +336,17 @@ def prefix_columns(
     mean = float(np.average(isl, weights=weight))
     share = server.get("prefix_tokens_found_share")
     found = server.get("prefix_tokens_found_mean") if share is None else share * mean
+    block = _whole(server.get(BLOCK_TOKENS)) or CACHE_BLOCK
     if found is None:
         return {"prefix_tokens": shared_prefix} if shared_prefix else {}
-    if shared_prefix and found <= shared_prefix + CACHE_BLOCK:
-        whole_blocks = np.minimum(shared_prefix, isl - 1) // CACHE_BLOCK * CACHE_BLOCK
+    if shared_prefix and found <= shared_prefix + block:
+        whole_blocks = np.minimum(shared_prefix, isl - 1) // block * block
         most = float(np.average(whole_blocks, weights=weight))
         hit = found / most if most else 0.0
         return {"prefix_tokens": shared_prefix, "prefix_hit": hit if hit < ALL_FOUND else 1.0}
-    if found < CACHE_BLOCK:
+    if found < block:
         return {}
-    return {"prefix_tokens": min(CACHE_BLOCK * round(found / CACHE_BLOCK), mean), "prefix_hit": 1.0}
+    return {"prefix_tokens": min(block * round(found / block), mean), "prefix_hit": 1.0}
 
 
 def _rates(load: Load, level: Level, seen: Sample) -> dict[str, Any]:

@@ -33,11 +33,11 @@ NETWORK_GONE_AFTER_S = 10
 followed by another long before its run is presumed dead."""
 TRY_AGAIN_FOR_S = 60.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
-SCHEMA = 9
+SCHEMA = 10
 """Version of the tables, raised with every added column. 1: without verdicts, facts, records and owners. 2: without
 progress, requests to stop and acceptance of points. 3: without shared prefixes of prompts. 4: without the size of the
 KV cache. 5: without how users started. 6: without how engines schedule. 7: without how often they look for requests.
-8: without how long prompts wait for others."""
+8: without how long prompts wait for others. 9: without the size of a block of the KV cache."""
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ LEVEL = ("isl", "osl", "isl_cv", "osl_cv", "load_kind", "load_value")
 """Columns that distinguish the points of one run."""
 WHOLE = (
     *("tp", "pp", "max_batch_size", "requests", "errors", "kv_tokens"),
-    *("token_budget", "receive_interval_steps", "batch_wait_steps"),
+    *("token_budget", "receive_interval_steps", "batch_wait_steps", "kv_block_tokens"),
 )
 LARGEST_WHOLE = 2**31 - 1
 """Largest value of the columns `WHOLE`, on every database."""

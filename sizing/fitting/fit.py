@@ -257,6 +257,12 @@ def _told_kv_tokens(points: Sequence[Point]) -> set[int]:
     return {point.kv_tokens for point in points if point.kv_tokens}
 
 
+def _told_block_tokens(points: Sequence[Point]) -> int | None:
+    """Tokens of a block of the KV cache, if all points give the same."""
+    told = {point.kv_block_tokens for point in points}
+    return told.pop() if len(told) == 1 else None
+
+
 def _refuted_kv_tokens(kv_tokens: int, points: Sequence[Point]) -> bool:
     return _mean_held_tokens(points) > REFUTED * kv_tokens
 
@@ -428,7 +434,7 @@ def _candidates(
     usual = Batching(
         kv_tokens=kv_tokens or UNLIMITED_KV_TOKENS,
         kv_policy=defaults.kv_policy,
-        kv_block_tokens=defaults.kv_block_tokens,
+        kv_block_tokens=_told_block_tokens(points) or defaults.kv_block_tokens,
         lookahead_steps=defaults.lookahead_steps,
     )
     base = replace(usual, **scheduling.told)

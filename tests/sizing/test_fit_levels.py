@@ -119,6 +119,16 @@ def test_a_kv_cache_that_the_server_tells_is_not_searched() -> None:
     assert fit(told, protocol=Protocol("ramp"), kv_tokens=20_000).batching.kv_tokens == 20_000  # who asks knows better
 
 
+@pytest.mark.parametrize(("blocks", "fitted"), [((128, 128), 128), ((128, 64), 16), ((None, None), 16)])
+def test_blocks_of_the_kv_cache_are_those_that_the_server_tells(blocks: tuple[int | None, ...], fitted: int) -> None:
+    points = measure(Replica(GPU, Batching("chunked")), [Lengths(512, 128)], (1, 4))
+    told = [
+        dataclasses.replace(point, engine="vllm", kv_block_tokens=each)
+        for point, each in zip(points, blocks, strict=True)
+    ]
+    assert fit(told, protocol=Protocol("ramp")).batching.kv_block_tokens == fitted
+
+
 @pytest.mark.parametrize("spelled", ["fp16", "Float16", "bfloat16"])
 def test_weights_of_16_bits_have_one_estimate(spelled: str) -> None:
     """Whatever the points call them: a fit of theirs leans on it all the same."""

@@ -220,6 +220,12 @@ def test_batches_by_default(engine: str, gpu: str, memory_bytes: float, slots: i
     assert (found.max_batch_size, found.token_budgets) == (slots, budgets)
 
 
+def test_vllm_has_larger_blocks_on_a_cpu() -> None:
+    """`platforms/cpu.py` of vLLM 0.32: 128 tokens, unless told otherwise."""
+    assert engine_defaults("vllm", "0.32.0", "cpu").kv_block_tokens == 128
+    assert engine_defaults("vllm", "0.32.0", "h100_sxm").kv_block_tokens == 16
+
+
 def test_vllm_has_wider_batches_on_gpus_of_160_gib_since_0_28() -> None:
     """`get_batch_defaults` of vLLM 0.28 has a third tier, of 16,384 tokens, which 0.27 has not."""
     for version, memory_bytes, budget in (("0.27.1", 192e9, 8192), ("0.28.0", 192e9, 16_384), ("0.32.0", 141e9, 8192)):

@@ -61,6 +61,7 @@ def test_the_columns_stand_at_the_end_and_may_be_missing(tmp_path: Path) -> None
         "receive_interval_steps",
         "batch_wait_steps",
         "batch_wait_ratio",
+        "kv_block_tokens",
     )
     assert COLUMNS[-len(added) :] == added
     told = replace(POINT, prefix_tokens=600.0, prefix_hit=0.25, protocol="burst")
@@ -171,6 +172,12 @@ def test_the_fit_finds_the_law_behind_repeated_prompts() -> None:
             {"prefix_tokens": 608, "prefix_hit": 0.5},
         ),
         (1000, 0, {"prefix_tokens_found_mean": 3.0}, {}),  # less than a block: chance
+        (
+            1000,
+            200,
+            {"prefix_tokens_found_mean": 128.0, "kv_cache_tokens_per_block": 128.0},  # vLLM on a CPU
+            {"prefix_tokens": 200, "prefix_hit": 1.0},
+        ),
         (591, 0, {"prefix_tokens_found_mean": 583.0}, {"prefix_tokens": 576, "prefix_hit": 1.0}),  # prompts repeat
         (1000, 100, {"prefix_tokens_found_mean": 900.0}, {"prefix_tokens": 896, "prefix_hit": 1.0}),
     ],

@@ -115,7 +115,7 @@ def test_gauges_become_means_over_the_readings() -> None:
     assert found["pending_requests_mean"] == found["engine_requests_waiting_mean"] == 3
     assert found["batcher_generation_requests_mean"] == 20
     assert found["kv_cache_used_share_mean"] == pytest.approx(0.5)
-    assert found["kv_cache_tokens_per_block"] == 16
+    assert (found["kv_cache_tokens_per_block"], found["kv_cache_tokens"]) == (16, 400 * 16)
     assert found["gpu_power_mean_w"] == 400  # both GPUs
     assert found["gpu_utilization_mean"] == 0.5
     assert found["gpu_memory_used_bytes"] == 1000  # a NaN is no reading

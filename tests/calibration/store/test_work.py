@@ -232,7 +232,7 @@ def test_there_is_no_work_of_a_run_that_is_not_there(store: Store) -> None:
 
 NEW = {
     "runs": "target review phase share left_s log stop_asked".split(),
-    "points": ["standing", "protocol", "policy", "receive_interval_steps", "batch_wait_steps"],
+    "points": ["standing", "protocol", "policy", "receive_interval_steps", "batch_wait_steps", "kv_block_tokens"],
 }
 
 
@@ -250,4 +250,4 @@ def test_a_database_of_the_second_version_is_brought_up_to_date(store: Store, da
     newer.add_point(run_id, replace(POINT, load_value=8))
     assert len(newer.points()) == 2 and work(newer, run_id).phase == ""
     with newer.database.reading() as connection:
-        assert connection.execute(sql.text("SELECT version FROM schema")).scalars().all() == [9]
+        assert connection.execute(sql.text("SELECT version FROM schema")).scalars().all() == [10]

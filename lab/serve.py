@@ -17,7 +17,7 @@ from calibration.errors import RepositoryError, ServerError
 from lab.life import Server
 from lab.pace import FORM, SMALLEST, Pace
 from lab.reference.server import ReferenceServer
-from lab.reference.settings import BATCHINGS, DEVICES, POLICIES, Settings
+from lab.reference.settings import BATCHINGS, DEVICES, POLICIES, Settings, option
 from lab.sglang.server import SglangServer
 from lab.tritonserver import TritonServer
 from lab.vllm.behind_triton import MODEL_BEHIND_TRITON, VllmBehindTriton
@@ -53,8 +53,7 @@ Examples:
 
 def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Command]:
     """An option of the same name and default as the field of Settings."""
-    option = "--" + name.replace("_", "-")
-    return click.option(option, type=kind, default=getattr(DEFAULTS, name), show_default=True, help=meaning)
+    return click.option(option(name), type=kind, default=getattr(DEFAULTS, name), show_default=True, help=meaning)
 
 
 @click.command(epilog=EPILOG)
@@ -191,15 +190,14 @@ def _refuse_others(context: click.Context, known: set[str], other: str) -> None:
     """ServerError where an option was given that only the other engine has."""
     for name in context.params:
         if name not in known and _was_given(context, name):
-            raise ServerError(f"--{name.replace('_', '-')} is for --engine {other}: leave it out, or give that engine")
+            raise ServerError(f"{option(name)} is for --engine {other}: leave it out, or give that engine")
 
 
 def _refuse_what_it_says_itself(context: click.Context) -> None:
     """UsageError where an option was given that the repository itself determines."""
     for name in SAID_BY_REPOSITORY:
         if _was_given(context, name):
-            option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{option} and --repository exclude each other: the repository determines it")
+            raise click.UsageError(f"{option(name)} and --repository exclude each other: the repository determines it")
 
 
 def _look_through(repository: Path) -> None:

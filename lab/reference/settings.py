@@ -69,34 +69,44 @@ class Settings:
     def _check_choices(self) -> None:
         for name, allowed in (("batching", BATCHINGS), ("policy", POLICIES), ("device", DEVICES)):
             if getattr(self, name) not in allowed:
-                raise ServerError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+                raise ServerError(f"{option(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
 
     def _check_ranges(self) -> None:
         at_least = {"max_batch_size": 1, "max_sequence_tokens": 2, "layers": 1, "heads": 1, "kv_heads": 1, "threads": 1}
         at_least |= {"seed": 0, "hidden": 2, "batch_delay_s": 0, "vocab_size": len(SPECIAL_TOKENS) + 1}
         for name, least in at_least.items():
             if getattr(self, name) < least:
-                raise ServerError(f"{name} must be at least {least}, got {getattr(self, name)}")
+                raise ServerError(f"{option(name)} must be at least {least}, got {getattr(self, name)}")
         if self.token_budget < self.max_batch_size:
             raise ServerError(
-                f"token_budget must be at least max_batch_size ({self.max_batch_size}: every running request takes one "
-                f"token of it), got {self.token_budget}"
+                f"--token-budget must be at least --max-batch-size ({self.max_batch_size}: every running request takes "
+                f"one token of it), got {self.token_budget}"
             )
         if self.kv_tokens < KV_BLOCK_TOKENS:
-            raise ServerError(f"kv_tokens must be at least one block of {KV_BLOCK_TOKENS}, got {self.kv_tokens}")
+            raise ServerError(f"--kv-tokens must be at least one block of {KV_BLOCK_TOKENS}, got {self.kv_tokens}")
         check_ports({name: getattr(self, name) for name in ("grpc_port", "http_port", "metrics_port")})
 
     def _check_shape(self) -> None:
         if self.hidden % (2 * self.heads):
-            raise ServerError(f"hidden must be a multiple of twice heads ({self.heads}), got {self.hidden}")
+            raise ServerError(f"--hidden must be a multiple of twice --heads ({self.heads}), got {self.hidden}")
         if self.heads % self.kv_heads:
-            raise ServerError(f"heads must be a multiple of kv_heads ({self.kv_heads}), got {self.heads}")
+            raise ServerError(f"--heads must be a multiple of --kv-heads ({self.kv_heads}), got {self.heads}")
+
+
+def option(name: str) -> str:
+    """A setting as the command `serve` spells it, by which errors name it.
+
+    >>> option("kv_tokens")
+    '--kv-tokens'
+    """
+    return "--" + name.replace("_", "-")
 
 
 def check_ports(ports: Mapping[str, int]) -> None:
     """Raises ServerError with one line that names the first port that is invalid or given twice."""
     for name, port in ports.items():
         if not 0 <= port <= 65_535:
-            raise ServerError(f"{name} must be between 0 and 65535, got {port}")
+            raise ServerError(f"{option(name)} must be between 0 and 65535, got {port}")
         if port and list(ports.values()).count(port) > 1:
-            raise ServerError(f"{name} {port} is asked for twice: each of {', '.join(ports)} needs a port of its own")
+            each = ", ".join(map(option, ports))
+            raise ServerError(f"{option(name)} {port} is asked for twice: each of {each} needs a port of its own")

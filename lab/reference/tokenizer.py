@@ -26,7 +26,7 @@ def words(count: int) -> list[str]:
     base = len(_SYLLABLES)
     if count > base**2:
         raise ServerError(
-            f"vocab_size must be at most {base**2 + len(SPECIAL_TOKENS)}, got {count + len(SPECIAL_TOKENS)}"
+            f"--vocab-size must be at most {base**2 + len(SPECIAL_TOKENS)}, got {count + len(SPECIAL_TOKENS)}"
         )
     return [_SYLLABLES[number // base] + _SYLLABLES[number % base] for number in range(count)]
 

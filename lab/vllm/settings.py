@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from calibration.errors import ServerError
 from lab.pace import Pace
-from lab.reference.settings import SPECIAL_TOKENS, check_ports
+from lab.reference.settings import SPECIAL_TOKENS, check_ports, option
 
 KV_BLOCK_TOKENS = 32
 """vLLM's attention on CPUs needs blocks of a multiple of this size."""
@@ -58,33 +58,34 @@ class Settings:
         least |= {"kv_tokens": KV_BLOCK_TOKENS, "receive_interval_steps": 1}
         for name, smallest in least.items():
             if getattr(self, name) < smallest:
-                raise ServerError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
+                raise ServerError(f"{option(name)} must be at least {smallest}, got {getattr(self, name)}")
         check_ports({"http_port": self.http_port})
         if self.experts == 1:
-            raise ServerError("experts must be 0 for a dense model, else at least the 2 that a token takes, got 1")
+            raise ServerError("--experts must be 0 for a dense model, else at least the 2 that a token takes, got 1")
         if self.token_budget < self.max_batch_size:
             raise ServerError(
-                f"token_budget must be at least max_batch_size ({self.max_batch_size}: every running request takes one "
-                f"token of it), got {self.token_budget}"
+                f"--token-budget must be at least --max-batch-size ({self.max_batch_size}: every running request takes "
+                f"one token of it), got {self.token_budget}"
             )
         if self.look_ahead and self.pace is None:
-            raise ServerError("look_ahead takes the pace of a GPU: a CPU has nothing to run ahead of")
+            raise ServerError("--look-ahead takes the --pace of a GPU: a CPU has nothing to run ahead of")
         if not self.chunked_prefill and self.token_budget < self.max_sequence_tokens:
             raise ServerError(
-                f"without chunked prefill token_budget must hold a sequence of {self.max_sequence_tokens} tokens, got "
-                f"{self.token_budget}"
+                f"with --no-chunked-prefill, --token-budget must hold a sequence of {self.max_sequence_tokens} tokens, "
+                f"got {self.token_budget}"
             )
         if self.kv_tokens // KV_BLOCK_TOKENS <= -(-self.max_sequence_tokens // KV_BLOCK_TOKENS):
             raise ServerError(
-                f"kv_tokens must hold a sequence of {self.max_sequence_tokens} tokens and a block of {KV_BLOCK_TOKENS} "
-                f"that vLLM keeps to itself, got {self.kv_tokens}"
+                f"--kv-tokens must hold a sequence of {self.max_sequence_tokens} tokens and a block of "
+                f"{KV_BLOCK_TOKENS} that vLLM keeps to itself, got {self.kv_tokens}"
             )
         if self.hidden % (32 * self.heads):
             raise ServerError(
-                f"hidden must be a multiple of 32 times heads ({self.heads}), for vLLM's attention, got {self.hidden}"
+                f"--hidden must be a multiple of 32 times --heads ({self.heads}), for vLLM's attention, got "
+                f"{self.hidden}"
             )
         if self.heads % self.kv_heads:
-            raise ServerError(f"heads must be a multiple of kv_heads ({self.kv_heads}), got {self.heads}")
+            raise ServerError(f"--heads must be a multiple of --kv-heads ({self.kv_heads}), got {self.heads}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +99,7 @@ class BehindTriton(Settings):
         """Raises ServerError like the settings of vLLM."""
         Settings.__post_init__(self)  # super() without arguments does not work in a dataclass with slots
         if self.look_ahead:
-            raise ServerError("look_ahead is for vLLM's own server: behind Triton, its platform for CPUs turns it off")
+            raise ServerError(
+                "--look-ahead is for vLLM's own server: behind Triton, its platform for CPUs turns it off"
+            )
         check_ports({name: getattr(self, name) for name in ("grpc_port", "http_port", "metrics_port")})

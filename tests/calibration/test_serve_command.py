@@ -29,7 +29,7 @@ def test_a_wrong_option_is_one_line() -> None:
     """As a program, for all of them."""
     ended = subprocess.run([*SERVE, "--hidden", "250"], capture_output=True, text=True, cwd=PROJECT, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.strip().splitlines() == ["error: hidden must be a multiple of twice heads (8), got 250"]
+    assert ended.stderr.strip().splitlines() == ["error: --hidden must be a multiple of twice --heads (8), got 250"]
 
 
 def test_help_shows_an_example() -> None:

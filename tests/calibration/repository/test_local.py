@@ -184,23 +184,23 @@ def test_every_word_is_one_token_both_ways(ids: list[int]) -> None:
 def test_words_are_distinct_up_to_the_largest_vocabulary() -> None:
     most = 6400  # 80 syllables, two per word
     assert len(set(words(most))) == most
-    with pytest.raises(ServerError, match="vocab_size must be at most 6403"):
+    with pytest.raises(ServerError, match="--vocab-size must be at most 6403"):
         words(most + 1)
 
 
 @pytest.mark.parametrize(
     ("wrong", "names"),
     [
-        ({"batching": "magic"}, "batching"),
-        ({"policy": "best"}, "policy must be one of guaranteed_no_evict, max_utilization"),
-        ({"grpc_port": 70_000}, "grpc_port"),
+        ({"batching": "magic"}, "--batching "),
+        ({"policy": "best"}, "--policy must be one of guaranteed_no_evict, max_utilization"),
+        ({"grpc_port": 70_000}, "--grpc-port "),
         ({"grpc_port": 8000}, "asked for twice"),
-        ({"hidden": 250}, "hidden"),
-        ({"kv_heads": 3}, "kv_heads"),
-        ({"token_budget": 8}, "token_budget"),
-        ({"kv_tokens": 15}, "kv_tokens"),
-        ({"layers": 0}, "layers"),
-        ({"max_sequence_tokens": 1}, "max_sequence_tokens"),
+        ({"hidden": 250}, "--hidden "),
+        ({"kv_heads": 3}, "--kv-heads "),
+        ({"token_budget": 8}, "--token-budget "),
+        ({"kv_tokens": 15}, "--kv-tokens "),
+        ({"layers": 0}, "--layers "),
+        ({"max_sequence_tokens": 1}, "--max-sequence-tokens "),
     ],
 )
 def test_wrong_settings_are_named_in_one_line(wrong: dict[str, object], names: str) -> None:

@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 
 from calibration import run as sweep
-from calibration.errors import CalibrationError, StoreError
+from calibration.errors import CalibrationError, ServerError, StoreError
 from calibration.importers import KINDS
 from calibration.incoming import POINTS_TABLE, nothing_said, read_file
 from calibration.plan import read_plan
@@ -208,7 +208,16 @@ def resume_command(run_id: int, as_json: bool) -> None:
     \b
     Example: python -m calibration resume 3
     """
-    _sweep(lambda store, bar: sweep.resume(run_id, store, bar), as_json)
+
+    def go_on(store: Store, bar: Bar) -> int:
+        try:
+            return sweep.resume(run_id, store, bar)
+        except ServerError as error:
+            if bar.run_id is not None:
+                raise
+            raise error.named({error.key: f"{error.key} in its plan and start a new run"}) from None
+
+    _sweep(go_on, as_json)
 
 
 @click.command("list")
@@ -253,7 +262,7 @@ def show_command(run_id: int, in_detail: bool, as_json: bool) -> None:
 
 def _sweep(start: Callable[[Store, Bar], int], as_json: bool) -> None:
     store = Store()
-    with Bar(Console(stderr=True)) as bar, _interruptible(bar):
+    with Bar(Console(stderr=True)) as bar, _interruptible(store, bar):
         try:
             run_id = start(store, bar)
         except (CalibrationError, KeyboardInterrupt):
@@ -275,7 +284,7 @@ def heed_signals() -> None:
 
 
 @contextmanager
-def _interruptible(bar: Bar) -> Iterator[None]:
+def _interruptible(store: Store, bar: Bar) -> Iterator[None]:
     """On Ctrl-C or SIGTERM, print one line that says how to continue."""
     heed_signals()
     try:
@@ -285,10 +294,7 @@ def _interruptible(bar: Bar) -> Iterator[None]:
         if bar.run_id is None:
             click.echo("interrupted before anything was measured", err=True)
         else:
-            click.echo(
-                f"interrupted: measured points are kept; continue with: python -m calibration resume {bar.run_id}",
-                err=True,
-            )
+            click.echo(f"interrupted: {sweep.how_to_continue(store, bar.run_id)}", err=True)
         sys.exit(INTERRUPTED)
 
 

@@ -104,6 +104,14 @@ def resume(
     return run_id
 
 
+def how_to_continue(store: Store, run_id: int) -> str:
+    """What there is of a run that has ended early, and the command that goes on with it."""
+    kept = "points are kept"
+    with suppress(StoreError):  # the store itself may have failed
+        kept = kept if store.run(run_id).points else "nothing is measured yet"
+    return f"{kept}; continue with: python -m calibration resume {run_id}"
+
+
 @contextmanager
 def _refusal_kept(run_id: int, store: Store) -> Iterator[None]:
     """Store why a queued run did not start: the user who queued it may not be there to read the error."""
@@ -299,7 +307,7 @@ class Sweep:
             with suppress(StoreError):  # the store itself may have failed: `error` says so
                 self._store.finish_run(self.run_id, state, str(error))
             raise type(error)(
-                f"{error.message}; points are kept; continue with: python -m calibration resume {self.run_id}",
+                f"{error.message}; {how_to_continue(self._store, self.run_id)}",
                 error.key,
             ) from None
         except BaseException as error:

@@ -247,6 +247,14 @@ def test_a_url_that_nobody_answers(plan: Path) -> None:
         assert f"{address}: no Triton server answers" in refused(call("run", plan))
 
 
+def test_resume_has_no_plan_in_which_a_server_that_is_gone_could_be_corrected(plan: Path) -> None:
+    plan.write_text("server: {url: '127.0.0.1:1'}\nlengths: [{isl: 6, osl: 4}]\nconcurrency: [1]\n")
+    store = Store()
+    store.finish_run(store.create_run(plan.read_text()), "interrupted")
+    said = "127.0.0.1:1: no Triton server answers over gRPC there; start one, or correct server.url in its plan"
+    assert f"{said} and start a new run" in refused(call("resume", 1))
+
+
 def test_an_unreachable_database(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATABASE_VARIABLE, "sqlite:////proc/nowhere/points.db")
     for arguments in (("list",), ("run", plan)):

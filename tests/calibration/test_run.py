@@ -296,6 +296,16 @@ def test_an_error_within_a_run_names_the_option_of_a_user_who_wrote_no_plan(stor
     assert "correct --url; points are kept" in str(lost.value.named({"server.url": "--url"}))
 
 
+def test_a_run_that_ends_before_its_first_point_keeps_none(store: Store) -> None:
+    class Ending(Listener):
+        def started(self, run_id: int) -> None:
+            server.close()
+
+    said = r"; nothing is measured yet; continue with: python -m calibration resume 1$"
+    with ExitStack() as server, pytest.raises(ServerError, match=said):
+        run(plan(server.enter_context(subprocess_server(FAST))), store, Ending())
+
+
 def test_a_level_without_answers_has_no_point_and_the_others_go_on(store: Store) -> None:
     """An OSL that the server refuses: what comes before and after it is measured, and the run says what is missing."""
     with subprocess_server(Script(ttft_s=0.004, itl_s=0.001, error_osl=5)) as url:

@@ -391,7 +391,8 @@ def _broken(store: Store, run: Run) -> None:
     title = f"Run {run.id}: {STATE_WORDS[run.state]}"
     why = run.error
     said = f"{sentence_case(why.rstrip('.'))}. " if why else ""
-    st.warning(plain(f"{said}Points measured so far are kept."), title=title)
+    kept = "Points measured so far are kept." if run.points else "Nothing is measured yet."
+    st.warning(plain(f"{said}{kept}"), title=title)
     if log := jobs.log_tail(store, run.id):
         with st.expander("Last lines of the run"):
             st.code(log, language=None, height=180, wrap_lines=True)

@@ -48,7 +48,7 @@ from sizing.workload import (
 from ui import answers, link
 from ui.scenario import OF_SERVER, PRESETS, Scenario
 from ui.values import fill, fill_law, fill_limit, fill_sessions, fill_share, read, read_law, with_percentiles
-from ui.visit import fill_view, let_go, visit
+from ui.visit import fill_view, let_go, number_kept, visit
 from ui.words import UNIT, plain, sentence_case
 
 state = st.session_state
@@ -72,16 +72,15 @@ def number_field(
 ) -> None:
     """A number input over a range, whole numbers where the value is one."""
     kind = type(state[key])
-    st.number_input(
+    number_kept(
         label,
         kind(allowed.low),
         kind(allowed.high),
+        key,
         step=step or kind(1),
         format="%d" if kind is int else "%g",
-        key=key,
         help=help_,
         disabled=disabled,
-        persist_state="session",
     )
 
 
@@ -102,41 +101,25 @@ def more() -> None:
     _admission()
     _prefix()
     _costs()
-    st.number_input(
-        "GPUs per server",
-        int(OF_SERVER.low),
-        int(OF_SERVER.high),
-        key="gpus_per_server",
-        help=SERVER_HELP,
-        placeholder="Usual for this GPU",
-        persist_state="session",
-    )
+    low, high = int(OF_SERVER.low), int(OF_SERVER.high)
+    usual = "Usual for this GPU"
+    number_kept("GPUs per server", low, high, "gpus_per_server", optional=True, help=SERVER_HELP, placeholder=usual)
     st.toggle("Use measured points from the store", key="use_points", help=POINTS_HELP, persist_state="session")
 
 
 def _admission() -> None:
     """How long requests may wait, and how many may be turned away for it."""
     left, right = st.columns(2)
-    left.number_input(
-        "Queue limit (requests)",
-        0,
-        int(QUEUE.high),
-        key="queue_limit",
-        help=QUEUE_HELP,
-        placeholder="None",
-        persist_state="session",
-    )
-    right.number_input(
-        "Queue timeout (s)",
-        float(TIMEOUT_S.low),
-        float(TIMEOUT_S.high),
-        format="%g",
-        key="queue_timeout_s",
-        help=TIMEOUT_HELP,
-        placeholder="None",
-        persist_state="session",
-    )
+    with left:
+        _optional("Queue limit (requests)", 0, int(QUEUE.high), "queue_limit", QUEUE_HELP)
+    with right:
+        low, high = float(TIMEOUT_S.low), float(TIMEOUT_S.high)
+        _optional("Queue timeout (s)", low, high, "queue_timeout_s", TIMEOUT_HELP, format="%g")
     _share("rejected", "Rejected (%)", 0.01, 100 * MOST_REJECTED, REJECTED_HELP)
+
+
+def _optional(label: str, low: float, high: float, key: str, help_: str, **looks: str) -> None:
+    number_kept(label, low, high, key, optional=True, help=help_, placeholder="None", **looks)
 
 
 QUEUE_HELP = "A replica with this many requests waiting rejects further ones. Empty: no limit."
@@ -214,7 +197,7 @@ def _prefix() -> None:
 
 
 def _percent(label: str, key: str, help_: str, most: float = 100.0) -> None:
-    st.number_input(label, 0.0, most, step=5.0, format="%g", key=key, help=help_, persist_state="session")
+    number_kept(label, 0.0, most, key, step=5.0, format="%g", help=help_)
 
 
 PREFIX_HELP = (
@@ -225,16 +208,8 @@ HIT_HELP = "How often the shared prefix is in a replica's KV cache and need not 
 
 def _costs() -> None:
     left, right = st.columns(2)
-    left.number_input(
-        "Price (per GPU-hour)",
-        float(PRICE.low),
-        float(PRICE.high),
-        format="%g",
-        key="price",
-        help=PRICE_HELP,
-        placeholder="None",
-        persist_state="session",
-    )
+    with left:
+        _optional("Price (per GPU-hour)", float(PRICE.low), float(PRICE.high), "price", PRICE_HELP, format="%g")
     with right:
         number_field("Peak over mean", PEAK_FACTOR, "peak_factor", PEAK_HELP, step=0.5)
 
@@ -494,16 +469,15 @@ def _limit(metric: Metric) -> None:
             help=METRIC_HELP[metric] + LIMIT_HELP.format(of="gaps" if metric == "gap" else "requests"),
             persist_state="session",
         )
-        st.number_input(
+        number_kept(
             f"{name} limit ({unit})",
             round(LIMIT_S.low * per_s, 9),  # 1e-9 * 1000 has 17 digits, which its error would show
             float(LIMIT_S.high * per_s),
+            f"{metric}_limit",
             format="%g",
-            key=f"{metric}_limit",
             disabled=not on,
             width=VALUE_PX,
             label_visibility="collapsed",
-            persist_state="session",
         )
         st.selectbox(
             f"{name} percentile",
@@ -537,15 +511,14 @@ def _share(share: ShareOfRequests, label: str, low: float, high: float, help_: s
             on_change=with_percentiles,
             persist_state="session",
         )
-        st.number_input(
+        number_kept(
             f"{label} limit",
             low,
             high,
+            f"{share}_percent",
             step=0.1,
             format="%g",
-            key=f"{share}_percent",
             disabled=not on,
             width=VALUE_PX,
             label_visibility="collapsed",
-            persist_state="session",
         )

@@ -130,6 +130,22 @@ def chosen(label: str, options: Mapping[str, str], key: str, *, help: str | None
     return str(st.session_state[name])
 
 
+def number_kept(label: str, low: float, high: float, key: str, *, optional: bool = False, **looks: Any) -> Any:
+    """Streamlit's number input for what session state has under `key`; the number that it holds.
+
+    A field that is emptied is None if it is `optional`, else the number before: Streamlit would take `low`.
+    """
+    looks = {"persist_state": "session"} | looks
+    if not optional:
+        looks |= {"on_change": _refill, "args": (key, st.session_state[key])}
+    return st.number_input(label, low, high, None, key=key, **looks)
+
+
+def _refill(key: str, before: float) -> None:
+    if st.session_state[key] is None:
+        st.session_state[key] = before
+
+
 def number_typed(
     key: str, label: str, allowed: Range, usual: Usual, help: str | None = None, *, width: int | Stretch = "stretch"
 ) -> Usual:
@@ -142,17 +158,8 @@ def number_typed(
     state[name] = usual if held is None or held not in allowed else held
     if usual is not None:
         state[name] = float(state[name])
-    st.number_input(
-        label,
-        float(allowed.low),
-        float(allowed.high),
-        format="%g",
-        key=name,
-        help=help,
-        placeholder="None",
-        persist_state="session",
-        width=width,
-    )
+    low, high = float(allowed.low), float(allowed.high)
+    number_kept(label, low, high, name, optional=True, format="%g", help=help, placeholder="None", width=width)
     value: Usual = state[name]
     if value != usual:
         visit().shown[name] = f"{value:.12g}"

@@ -185,3 +185,19 @@ def test_a_text_that_is_no_law_is_told_in_one_line(opened: Callable[..., AppTest
     assert "isl_law" not in query_of(app)
     app.sidebar.text_input(key="isl_law_text").set_value("100-500").run()
     assert not app.sidebar.error and query_of(app)["isl_law"] == "uniform:100-500"
+
+
+def test_an_emptied_field_holds_what_it_held_or_nothing_where_it_may(opened: Callable[..., AppTest]) -> None:
+    """Streamlit's own choice would be the least number allowed: a queue of no request, a price of nothing."""
+    app = opened(page="method")
+    kept = {"isl": 700, "rate_per_s": 12.5, "ttft_limit": 900.0, "headroom": 30.0, "spare": 3}
+    optional = {"queue_limit": 5, "queue_timeout_s": 2.5, "price": 2.5, "gpus_per_server": 4}
+    for key, typed in (kept | optional).items():
+        app.sidebar.number_input(key=key).set_value(typed)
+    app.run()
+    for key in kept | optional:
+        app.sidebar.number_input(key=key).set_value(None)
+    app.run()
+    assert not app.exception
+    held = {key: app.sidebar.number_input(key=key).value for key in kept | optional}
+    assert held == kept | dict.fromkeys(optional)

@@ -110,6 +110,10 @@ def test_settings_are_taken_together_when_run_is_pressed_and_kept_in_the_url(ins
     assert text_of(app.title[0].value) != before and text_of(app.title[0].value).startswith("No steady state")
     assert query_of(app)["show.run"] == "load=100.0;requests=2000"
     assert "latencies only reflect how long the run lasted" in shown(app)
+    app.number_input(key="simulate_requests").set_value(None)
+    next(button for button in app.button if button.label == "Run").click()
+    app.run()
+    assert not app.exception and app.number_input(key="simulate_requests").value == 2000
     again = open_query(query_of(app), "simulate")
     assert again.title[0].value == app.title[0].value and again.number_input(key="simulate_requests").value == 2000
     next(button for button in again.button if button.label.startswith("Back to the plan")).click()

@@ -474,7 +474,8 @@ def _number_field(setup: RunSetup, field: str, label: str, allowed: Range, help_
     kind = type(value)
     low, high = min(kind(allowed.low), value), max(kind(allowed.high), value)
     text = "%d" if kind is int else "%g"
-    st.number_input(label, low, high, step=kind(1), format=text, key=_key(field), help=help_, persist_state="session")
+    looks = {"step": kind(1), "format": text, "help": help_}
+    st.number_input(label, low, high, None, key=_key(field), persist_state="session", **looks)
 
 
 def _choice(label: str, names: Mapping[str, str], field: str, help_: str) -> None:
@@ -489,8 +490,9 @@ def _key(field: str) -> str:
 
 
 def _fill(setup: RunSetup) -> None:
-    """Write the settings into the widgets: when they are new, or the widgets were away with another page."""
-    if visit().filled.get("run") == setup and all(_key(field) in state for field, _ in FIELDS.values()):
+    """Write the settings into the widgets: when they are new, the widgets were away with another page, or one was
+    emptied."""
+    if visit().filled.get("run") == setup and all(state.get(_key(field)) is not None for field, _ in FIELDS.values()):
         return
     for field, _ in FIELDS.values():
         state[_key(field)] = getattr(setup, field)
@@ -498,7 +500,9 @@ def _fill(setup: RunSetup) -> None:
 
 
 def _take(plan: RunSetup) -> None:
-    state[IN_URL] = to_text(RunSetup(**{field: state[_key(field)] for field, _ in FIELDS.values()}), plan)
+    typed = {field: state[_key(field)] for field, _ in FIELDS.values()}
+    kept = {field: value for field, value in typed.items() if value is not None}  # None: emptied
+    state[IN_URL] = to_text(replace(visit().filled["run"], **kept), plan)
 
 
 def _forget() -> None:

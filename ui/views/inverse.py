@@ -23,6 +23,7 @@ from ui.views.answer import (
     to_measure,
     warnings,
 )
+from ui.visit import number_kept
 from ui.words import limit_name, plain, tell_unreadable
 
 FLEET_HELP = "Available GPUs, of the types chosen in the form; each type is evaluated alone, not mixed."
@@ -33,15 +34,14 @@ def ask_fleet() -> None:
     """The number of GPUs."""
     with st.container(horizontal=True, vertical_alignment="center", width="content", gap="small"):
         st.markdown("GPUs I have", width="content")
-        st.number_input(
+        number_kept(
             "GPUs I have",
             int(FLEET.low),
             int(FLEET.high),
-            key="fleet_gpus",
+            "fleet_gpus",
             help=FLEET_HELP,
             label_visibility="collapsed",
             width=130,
-            persist_state="session",
         )
 
 

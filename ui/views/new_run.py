@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import streamlit as st
 
 from calibration import jobs
@@ -18,12 +20,13 @@ from ui import answers, link
 from ui.answers import USERS
 from ui.scenario import Scenario
 from ui.views.runs import show_run
-from ui.visit import visit
+from ui.visit import number_kept, visit
 from ui.words import plain, sentence_case
 
 # --- The fields of a new run: what they may hold, what they start with, and the run they describe
 
 state = st.session_state
+_number = partial(number_kept, persist_state=None)
 PLACE = "HOST:8001"
 """Stands for the server in a plan that is started by hand."""
 LABELS = {
@@ -155,7 +158,8 @@ def labels() -> dict[str, str | int]:
         columns = st.columns(3)
         for number, (name, title) in enumerate(LABELS.items()):
             columns[number % 3].text_input(title, max_chars=LONGEST_LABEL, key=f"run_{name}", help=LABEL_HELP)
-        columns[2].number_input("TP (GPUs)", 1, 1024, step=1, key="run_tp", help="GPUs of a replica.")
+        with columns[2]:
+            _number("TP (GPUs)", 1, 1024, "run_tp", optional=True, step=1, help="GPUs of a replica.")
     said = {name: str(state[f"run_{name}"]).strip() for name in LABELS}
     return {name: text for name, text in said.items() if text} | ({"tp": state.run_tp} if state.run_tp else {})
 
@@ -163,10 +167,14 @@ def labels() -> dict[str, str | int]:
 def lengths() -> Lengths:
     """Draw the lengths of the requests to send."""
     isl, osl, isl_cv, osl_cv = st.columns(4)
-    isl.number_input("Input (tokens)", 1, 1_000_000, step=1, key="run_isl")
-    isl_cv.number_input("Input variation (CV)", 0.0, 5.0, step=0.1, format="%g", key="run_isl_cv", help=CV_HELP)
-    osl.number_input("Output (tokens)", 1, 1_000_000, step=1, key="run_osl")
-    osl_cv.number_input("Output variation (CV)", 0.0, 5.0, step=0.1, format="%g", key="run_osl_cv", help=CV_HELP)
+    with isl:
+        _number("Input (tokens)", 1, 1_000_000, "run_isl", step=1)
+    with isl_cv:
+        _number("Input variation (CV)", 0.0, 5.0, "run_isl_cv", step=0.1, format="%g", help=CV_HELP)
+    with osl:
+        _number("Output (tokens)", 1, 1_000_000, "run_osl", step=1)
+    with osl_cv:
+        _number("Output variation (CV)", 0.0, 5.0, "run_osl_cv", step=0.1, format="%g", help=CV_HELP)
     if not (state.run_isl_cv or state.run_osl_cv):
         st.caption(f":material/info: All requests have equal lengths. {CV_HELP}")
     return Lengths(state.run_isl, state.run_osl, state.run_isl_cv, state.run_osl_cv)
@@ -182,9 +190,12 @@ def load(scenario: Scenario) -> dict[str, object]:
     """Draw the levels, how long each may take, and whether all of them are wanted."""
     users = st.multiselect("Concurrency (users)", USERS, key="run_users", help=USERS_HELP)
     left, middle, right = st.columns(3)
-    longest_s = left.number_input("Time limit per level (s)", 1, 3600, step=10, key="run_longest", help=LONGEST_HELP)
-    half = middle.number_input("Accuracy of means (± %)", 1.0, 50.0, format="%g", key="run_half", help=LONGEST_HELP)
-    seed = right.number_input("Seed", 0, 2**31 - 1, step=1, key="run_seed", help="Determines prompts and arrivals.")
+    with left:
+        longest_s = _number("Time limit per level (s)", 1, 3600, "run_longest", step=10, help=LONGEST_HELP)
+    with middle:
+        half = _number("Accuracy of means (± %)", 1.0, 50.0, "run_half", format="%g", help=LONGEST_HELP)
+    with right:
+        seed = _number("Seed", 0, 2**31 - 1, "run_seed", step=1, help="Determines prompts and arrivals.")
     values = {"concurrency": tuple(users), "longest_s": longest_s, "half_width": half / 100, "seed": seed}
     question = _question(scenario)
     long = st.toggle("One level with long prompts", key="run_long", help=LONG_HELP)
@@ -210,7 +221,7 @@ def _question(scenario: Scenario) -> Question:
         "Only the levels that this question needs", key="run_adaptive", help=ADAPTIVE_HELP
     ):
         return {}
-    minutes = st.number_input("Budget (GPU-minutes)", 1.0, 10_000.0, format="%g", key="run_budget")
+    minutes = _number("Budget (GPU-minutes)", 1.0, 10_000.0, "run_budget", format="%g")
     return {"gpu_minutes": minutes, **question_of(scenario)}
 
 
@@ -265,12 +276,10 @@ def size_view(store: Store, scenario: Scenario) -> None:
     where, said = server(), labels()
     taken: dict[str, str | int] = {}
     left, right = st.columns(2)
-    minutes = left.number_input(
-        "Minutes of load", 1.0, 600.0, step=1.0, format="%g", key="run_minutes", help=MINUTES_HELP
-    )
-    verify = right.number_input(
-        "Minutes of verification", 0.0, 600.0, step=1.0, format="%g", key="run_verify", help=VERIFY_HELP
-    )
+    with left:
+        minutes = _number("Minutes of load", 1.0, 600.0, "run_minutes", step=1.0, format="%g", help=MINUTES_HELP)
+    with right:
+        verify = _number("Minutes of verification", 0.0, 600.0, "run_verify", step=1.0, format="%g", help=VERIFY_HELP)
     if where is None:
         return
     if where["protocol"] == "openai":

@@ -54,7 +54,7 @@ from ui.views.answer import (
     tell_change_since_link,
     warnings,
 )
-from ui.visit import LONGEST, Recorded, chosen, let_go, visit
+from ui.visit import LONGEST, Recorded, chosen, let_go, number_kept, visit
 from ui.words import limit_name, plain, sentence_case, tell_unreadable
 
 state = st.session_state
@@ -242,17 +242,16 @@ def _scale() -> float:
     state[SCALE] = held if held in SCALES else 1.0
     with st.container(horizontal=True, vertical_alignment="center", width="content", gap="xsmall"):
         st.markdown("Scale", width="content", help=SCALE_HELP)
-        st.number_input(
+        number_kept(
             "Scale",
             float(SCALES.low),
             float(SCALES.high),
+            SCALE,
             step=0.5,
             format="%g",
-            key=SCALE,
             label_visibility="collapsed",
             icon=":material/close:",
             width=130,
-            persist_state="session",
         )
     if state[SCALE] != 1:
         visit().shown[SCALE] = repr(state[SCALE])

@@ -439,10 +439,11 @@ def plan_sessions(
 
     `question` and `turns`: as `session_question` makes them. Headroom h means that the fleet meets the SLA with
     1/(1 - h) times the sessions. Best first: a candidate is bounded by its stable rate, then by formula, under Poisson
-    arrivals of alike turns with all that was there before found in the cache, which is as good as a cache can be; then
-    simulated. One that misses a limit even without load, by formula, is left out if it does with sessions nearly alone,
-    simulated. It ends when no bound is below the best simulated fleet. Of engines estimated side by side the fastest is
-    taken, and the others on the configuration that wins, or where no other is left.
+    arrivals of alike turns with all that was there before found in the cache, which is as good as a cache can be, and
+    without what their own prompts take of a limit; then simulated. One that misses a limit even without load, by
+    formula, is left out if it does with sessions nearly alone, simulated. It ends when no bound is below the best
+    simulated fleet. Of engines estimated side by side the fastest is taken, and the others on the configuration that
+    wins, or where no other is left.
 
     Users are open sessions at the rate at which so many are in flight, not a closed number of them: sessions in flight
     then vary as those of many independent users do, and a queue is not kept short by users who wait in it. The slower
@@ -456,17 +457,17 @@ def plan_sessions(
     left_out += rejected
     runs = {id(one): SessionRuns(question, load, one, seed, progress) for one in ready}
     first, slower = fastest_engines(ready, question.workload.lengths)
-    bounds = {id(one): Bound(runs[id(one)], turns) for one in first}
+    bounds = {id(one): Bound.stable(runs[id(one)], turns) for one in first}
     while bounds or slower:
         if not bounds:
-            bounds, slower = {id(each): Bound(runs[id(each)], turns) for each, _ in slower}, []
+            bounds, slower = {id(each): Bound.stable(runs[id(each)], turns) for each, _ in slower}, []
         best = min(bounds.values(), key=lambda bound: (bound.cost(question), -bound.stage))
         if best.stage == SIMULATED:
             beside = [each for each, faster in slower if faster is best.runs.candidate]
             slower = [(each, faster) for each, faster in slower if faster is not best.runs.candidate]
             if not beside:
                 break
-            bounds |= {id(each): Bound(runs[id(each)], turns) for each in beside}
+            bounds |= {id(each): Bound.stable(runs[id(each)], turns) for each in beside}
             continue
         if missed := best.tighten(question, cheapest(question, simulated(bounds.values()))):
             left_out.append(missed)
@@ -503,22 +504,23 @@ STABLE, FORMULA, SIMULATED = range(3)
 
 @dataclass(slots=True)
 class Bound:
-    """What is known so far of the fleet that a candidate needs: a lower bound on its GPUs, or the simulated fleet."""
+    """What is known so far of the fleet that a candidate needs: working replicas at `least`, then by formula, where the
+    search by simulation begins, and the simulated fleet."""
 
     runs: SessionRuns
     turns: TurnsByPlace
+    least: int
     stage: int = STABLE
     fleet: Fleet | None = None
 
-    def working(self, question: Question) -> int:
-        """Working replicas at least; those of the fleet once it is simulated."""
-        if self.fleet:
-            return self.fleet.working
-        return least_working(question, self.runs.candidate) if self.runs.load.users is None else 1
+    @classmethod
+    def stable(cls, runs: SessionRuns, turns: TurnsByPlace) -> Bound:
+        """By the rate at which its replicas are stable, which says nothing of users: the slower, the less they send."""
+        return cls(runs, turns, least_working(runs.question, runs.candidate) if runs.load.users is None else 1)
 
     def gpus(self, question: Question) -> int:
-        """GPUs, spares included, of as many."""
-        return (self.working(question) + question.spare) * self.runs.candidate.gpus
+        """GPUs, spares included, at least; those of the fleet once it is simulated."""
+        return (self.least + question.spare) * self.runs.candidate.gpus
 
     def cost(self, question: Question) -> float:
         """GPUs at least, or their price where GPUs have their own."""
@@ -532,22 +534,39 @@ class Bound:
             if isinstance(found, Rejection) and found.kind == "sla":
                 alone = nearly_alone(self.runs)  # to the formula all turns are alike, and a session is one of them
                 found = None if alone.meets else alone_missed(self.runs.candidate, alone)
-            elif isinstance(found, Fleet) and self.runs.load.users is not None:
-                found = replace(found, working=self.least_for_users(question, found))
+            elif isinstance(found, Fleet):
+                found = replace(found, working=self.needed(question, found))
+                light = size(self.without_prompts(question), self.runs.candidate, BY_FORMULA)
+                if isinstance(light, Fleet):
+                    self.least = min(self.needed(question, light), found.working)
         else:
-            found = sized_by(self.runs, self.working(question), winner)
+            found = sized_by(self.runs, self.fleet.working if self.fleet else self.least, winner)
+            if isinstance(found, Fleet):
+                self.least = found.working
         if isinstance(found, Rejection):
             return found
         self.stage, self.fleet = self.stage + 1, found
         return None
 
-    def least_for_users(self, question: Question, fleet: Fleet) -> int:
-        """Working replicas, where a formula's `fleet` says at which rate one of them just keeps the SLA: so many users
-        as are then in flight there, and no more, may each of them have."""
+    def without_prompts(self, question: Question) -> Question:
+        """The question with as much more time to the first token as the mean prompt takes to compute: a limit may speak
+        of turns that compute next to nothing, and these wait for others all the same."""
+        prompt_tokens = self.turns.lengths.isl - self.turns.known_tokens
+        prompt_s = self.runs.candidate.replica.law.prefill_alone_s(prompt_tokens)
+        longer = (
+            replace(limit, limit_s=limit.limit_s + prompt_s * (limit.metric != "itl")) for limit in question.sla.limits
+        )
+        return replace(question, sla=Sla(*longer))
+
+    def needed(self, question: Question, fleet: Fleet) -> int:
+        """Working replicas by a formula's `fleet`. For users, it says at which rate one of them just keeps the SLA: so
+        many users as are then in flight there, and no more, may each of them have."""
         load, rate_per_s = self.runs.load, fleet.capacity_per_s
+        if load.users is None:
+            return fleet.working
         e2e_s = predict_at(fleet.candidate.replica, question.setting(1), rate_per_s).e2e.mean_s
         session_s = self.turns.each * (e2e_s + load.sessions.think_s) - load.sessions.think_s
-        workload = replace(question.workload, rate_per_s=(load.users or 1) / session_s * self.turns.each)
+        workload = replace(question.workload, rate_per_s=load.users / session_s * self.turns.each)
         return replace(question, workload=workload).replicas_at(rate_per_s)
 
     def beaten_by(self, question: Question, winner: Fleet) -> Rejection:

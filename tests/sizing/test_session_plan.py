@@ -127,6 +127,16 @@ def test_the_best_of_several_candidates_is_found(load: SessionLoad) -> None:
     assert len(found.fleets) + len(found.rejected) == 3
 
 
+def test_turns_that_compute_little_bound_no_candidate_by_the_mean_turn() -> None:
+    """Of six turns one computes 4,000 tokens and five compute 30, so that the mean turn just misses what these keep."""
+    documents = SessionLoad(Sessions(20.0, 6, 4000, 20, 10, think_s=5, turn_law="fixed"))
+    quick = Sla(SessionLimit.on("later_ttft", "p90:26ms"))
+    one, two = candidate(batching=ROOMY), candidate(2, LAW.scaled(0.8), batching=ROOMY)
+    alone = [counted(documents, each, sla=quick, spare=0).answer.gpus for each in (one, two)]
+    assert alone[0] < alone[1]
+    assert counted(documents, one, two, sla=quick, spare=0).answer.gpus == alone[0]
+
+
 def test_a_slower_engine_may_hold_more_users() -> None:
     """Without thinking times, they send less to it than to a quick engine that runs few at once."""
     agents, loose = SessionLoad(Sessions(1.0, 5, 100, 20, 200), users=600), Sla(SessionLimit.on("first_ttft", "p95:1s"))

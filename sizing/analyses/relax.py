@@ -166,23 +166,27 @@ class _Idle:
         return max(self.formula_s(limit) / limit.limit_s for limit in limits)
 
     def needs_s(self, limit: Limit) -> float:
-        """The smallest value of the limit that a planner accepts: kept by simulation, and by formula all but kept.
-        Infinite where a request that was drawn never fits."""
+        """The smallest value of the limit that a planner accepts: kept by simulation, and by formula all but kept where
+        it knows what is limited. Infinite where a request that was drawn never fits."""
         try:
             return self._needs_s(limit)
         except RequestTooLong:
             return math.inf
 
     def _needs_s(self, limit: Limit) -> float:
-        alone = self.nearly_alone
-        simulated_s = alone(limit) if alone else upper_percentile(self._simulated(), limit, SURE)
+        if self.nearly_alone:
+            return self.nearly_alone(limit)
+        simulated_s = upper_percentile(self._simulated(), limit, SURE)
         return max(simulated_s, self.formula_s(limit) / NEAR * (1 + 1e-9))
 
     def keeps(self, limits: Sequence[Limit]) -> bool:
         """True when all of these limits hold."""
-        return all(self.formula_s(limit) < NEAR * limit.limit_s for limit in limits) and all(
-            self.needs_s(limit) <= limit.limit_s for limit in limits
-        )
+        return all(map(self.may_keep, limits)) and all(self.needs_s(limit) <= limit.limit_s for limit in limits)
+
+    def may_keep(self, limit: Limit) -> bool:
+        """True where it is worth a simulation: the formula takes the turns that a limit of sessions speaks of for
+        others."""
+        return self.nearly_alone is not None or self.formula_s(limit) < NEAR * limit.limit_s
 
     def _simulated(self) -> Simulated:
         if self._run is None:
@@ -222,7 +226,7 @@ def _kept_percentiles(
     for percentile in sorted((each for each in PERCENTILES if each < limit.percentile), reverse=True):
         lower = replace(limit, percentile=percentile)
         for each in sorted(idle, key=lambda each: each.formula_s(lower)):
-            if each.formula_s(lower) >= NEAR * limit.limit_s:
+            if not each.may_keep(lower):
                 break
             if each.keeps([lower, *others]):
                 yield lower, each.candidate

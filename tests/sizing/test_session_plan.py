@@ -21,6 +21,7 @@ from sizing.analyses.session_plan import (
     completed,
     plan_sessions,
     session_question,
+    session_ways_out,
     within_context,
 )
 from sizing.engine import Batching
@@ -269,6 +270,17 @@ def test_turns_that_the_formula_takes_for_alike_are_judged_by_simulation() -> No
     with pytest.raises(NoFeasiblePlan) as error:  # which take 10 s to think, whatever the engine does
         planned(SessionLoad(shape), with_kv(10**6), sla=Sla(SessionLimit.on("session", "p95:1ms")))
     assert error.value.rejected[0].nearest_s >= 10
+
+
+def test_the_smallest_limit_of_turns_that_the_formula_takes_for_others() -> None:
+    """First turns are long, and the formula gives the mean turn 20 times what later ones take."""
+    load = SessionLoad(Sessions(0.01, 3, 20_000, 20, 20, turn_law="fixed", think_s=5))
+    question, turns = session_question("m", load, Sla(SessionLimit.on("later_ttft", "p95:5ms")))
+    with pytest.raises(NoFeasiblePlan) as error:
+        plan_sessions(question, load, turns, [with_kv(10**6)])
+    (way,), _ = session_ways_out(error.value.rejected, question, load, [with_kv(10**6)])
+    assert way.smallest is not None and way.smallest.limit_s < 0.02
+    assert counted(load, with_kv(10**6), sla=Sla(way.smallest)).answer.working == 1
 
 
 def test_engines_without_a_cache_or_its_size_are_left_out() -> None:

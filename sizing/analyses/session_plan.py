@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from sizing.analyses.relax import Ways, ways_out
-from sizing.analyses.traced import smallest
+from sizing.analyses.traced import FARTHEST, smallest
 from sizing.candidates import catalogued
 from sizing.edge import BY_FORMULA, FAR, SURE, log_ratio, predict_at, upper_end
 from sizing.engine import FREE, Replica
@@ -23,6 +23,7 @@ from sizing.planner import cheapest, cost, fastest_engines, least_working, size
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction, Quantiles
 from sizing.question import Question, check_priced, weight_of
+from sizing.simulator.runs import MOST_REPLICAS
 from sizing.simulator.sessions import (
     SESSION_LATENCIES,
     SESSION_ROUTINGS,
@@ -54,6 +55,8 @@ CAPACITY_STEP, MOST_TIMES = 0.04, 100.0
 """Relative step at which the search of a fleet's capacity ends, and the multiple of its load beyond which none is."""
 ALONE = 0.05
 """Sessions in flight on a replica that is nearly idle."""
+KEPT_TOGETHER: tuple[SessionRouting, ...] = ("affinity", "prefix_aware")
+"""Routings by which turns find what was said before, however large a fleet is."""
 DRAWN_TURNS = 20_000
 """Turns drawn to know the means of what is sent."""
 CLOSE = 0.01
@@ -607,7 +610,10 @@ def sized_by(runs: SessionRuns, start: int, winner: Fleet | None) -> Fleet | Rej
                 return beaten(runs, start, winner)
         working = smallest(runs.meets, start)
         if working is None:
-            return alone_missed(candidate, nearly_alone(runs))
+            alone = nearly_alone(runs)
+            return (
+                far_missed(candidate, runs.loaded(FARTHEST * start)) if alone.meets else alone_missed(candidate, alone)
+            )
     except ScenarioError as error:
         return Rejection.of(candidate, "memory", str(error))
     seen, loaded = runs.planned(working), runs.loaded(working)
@@ -647,15 +653,25 @@ def alone_missed(candidate: Candidate, alone: Seen) -> Rejection:
     return Rejection.of(candidate, "sla", why, limit, value_s)
 
 
+def far_missed(candidate: Candidate, seen: Seen) -> Rejection:
+    """A candidate of which one replica keeps every limit, and no fleet: turns find little where routing takes them."""
+    limit, value_s = seen.missed, seen.predicted.value_s(seen.missed)
+    fleet = f"{gpus(seen.replicas * candidate.gpus)}, where {seen.hit_rate:.0%} of prompt tokens are found"
+    why = f"misses {limit} with any number of GPUs: it is {milliseconds(value_s)} with {fleet}".replace("%", " %")
+    return Rejection.of(candidate, "sla", why, limit, value_s)
+
+
 def session_ways_out(
     rejected: Iterable[Rejection], question: Question, load: SessionLoad, candidates: Sequence[Candidate], seed: int = 0
 ) -> Ways:
-    """What each limit would have to be: that of sessions nearly alone, whose turns find their cache as it was left."""
+    """What each limit would have to be: that of sessions nearly alone, whose turns find their cache as it was left, or
+    in a large fleet do not where they are not routed to it."""
     apart = replace(load, users=None)
+    replicas = 1 if load.routing in KEPT_TOGETHER else MOST_REPLICAS
 
     def nearly_alone(candidate: Candidate) -> Callable[[Limit], float]:
         runs = SessionRuns(question, apart, candidate, seed, lambda _: None)
-        run = cache(lambda: runs.simulated(1, apart, ALONE / runs.idle_s()))
+        run = cache(lambda: runs.simulated(replicas, apart, replicas * ALONE / runs.idle_s()))
         return lambda limit: upper_s(run(), limit)
 
     return ways_out(rejected, question, holding(candidates, load.sessions)[0], nearly_alone)

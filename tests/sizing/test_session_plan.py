@@ -272,6 +272,22 @@ def test_turns_that_the_formula_takes_for_alike_are_judged_by_simulation() -> No
     assert error.value.rejected[0].nearest_s >= 10
 
 
+def test_where_turns_scatter_no_fleet_keeps_what_one_replica_does() -> None:
+    """Long first prompts: a later turn keeps the limit where they are cached, as on one replica they are."""
+    limit, engine = SessionLimit.on("later_ttft", "p95:40ms"), candidate(batching=ROOMY)
+    load = SessionLoad(Sessions(20.0, 5, 4000, 40, 100, think_s=5), routing="random")
+    question, turns = session_question("m", load, Sla(limit))
+    with pytest.raises(NoFeasiblePlan) as error:
+        plan_sessions(question, load, turns, [engine])
+    [missed] = error.value.rejected
+    assert missed.limit == limit and missed.nearest_s is not None and missed.nearest_s > limit.limit_s
+    assert "of prompt tokens are found" in missed.why
+    (way,), _ = session_ways_out(error.value.rejected, question, load, [engine])
+    assert way.smallest is not None and way.smallest.limit_s > 4000 * LAW.token_s
+    reached = replace(limit, limit_s=1.2 * way.smallest.limit_s)
+    assert counted(load, engine, sla=Sla(reached)).answer.gpus > 1
+
+
 def test_the_smallest_limit_of_turns_that_the_formula_takes_for_others() -> None:
     """First turns are long, and the formula gives the mean turn 20 times what later ones take."""
     load = SessionLoad(Sessions(0.01, 3, 20_000, 20, 20, turn_law="fixed", think_s=5))

@@ -305,9 +305,11 @@ def _sensible(model: Model, gpu: str, precision: str) -> Sequence[Layout]:
 
 
 def with_prefix_cache(candidate: Candidate, kv_tokens: int) -> Candidate:
-    """The candidate with the prefix cache of vLLM's rules on and so many tokens of KV cache."""
+    """The candidate with the prefix cache of vLLM's rules on and so many tokens of KV cache, in blocks of its engine:
+    single tokens in SGLang's, vLLM's where it is not known."""
     rule = candidate.replica.batching
-    block = rule.kv_block_tokens if rule.kv_block_tokens > 1 else KV_BLOCK_TOKENS
+    by_token = engine_named(candidate.engine) == "sglang"
+    block = rule.kv_block_tokens if by_token or rule.kv_block_tokens > 1 else KV_BLOCK_TOKENS
     rule = replace(rule, kv_tokens=kv_tokens, kv_policy="max_utilization", kv_block_tokens=block, prefix_cache=True)
     return replace(candidate, replica=replace(candidate.replica, batching=rule), open_loops=())
 

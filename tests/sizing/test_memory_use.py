@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 
 from sizing import catalog
 from sizing.engine import UNLIMITED_KV_TOKENS, Batching, Replica
+from sizing.engine_defaults import engine_defaults
 from sizing.estimate import estimate
 from sizing.memory_use import (
     KV_FREE,
@@ -130,3 +131,13 @@ def test_a_prefix_cache_is_as_large_as_memory_leaves_where_the_engine_does_not_s
     (ready,), (left_out,) = caching([measured, unknown])
     assert ready.replica.batching.prefix_cache and ready.replica.batching.kv_tokens == kv_cache_tokens(measured)
     assert left_out.gpu == unknown.gpu and left_out.kind == "no_data"
+
+
+@pytest.mark.parametrize(("engine", "tokens"), [("sglang", 1), ("vllm", 16), ("trtllm", 32), ("mine", 16)])
+def test_a_prefix_cache_has_the_blocks_of_its_engine(engine: str, tokens: int) -> None:
+    """SGLang's radix cache keeps single tokens (page size 1); the others have blocks of 16 and 32."""
+    batching = Batching(kv_tokens=100_000, kv_block_tokens=engine_defaults(engine).kv_block_tokens)
+    (ready,), _ = caching(
+        [dataclasses.replace(candidate(), engine=engine, replica=Replica(ESTIMATE.replica.law, batching))]
+    )
+    assert ready.replica.batching.kv_block_tokens == tokens

@@ -5,8 +5,14 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import shutil
+import signal
 import struct
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +26,7 @@ from calibration.plan import Level
 from calibration.store import Store
 from lab.gpu.home import DATA, bring, home
 from lab.gpu.kept import Kept
+from lab.gpu.pack import HERE
 from lab.gpu.page import page
 from lab.gpu.vllm import AGENDA, LLAMA_8B, REHEARSAL, SLOTS, Running, Served, plan_of, write_model
 from lab.gpu.vllm_pack import CUBIN, FATBIN, PTX, blanked, is_left_out
@@ -96,6 +103,48 @@ def test_a_server_that_does_not_start_is_told_by_its_last_error(tmp_path: Path) 
     program = ["python3", "-c", "raise RuntimeError('no CUDA here')"]
     with pytest.raises(ServerError, match=r"ended with status 1: .*no CUDA here"):
         Running(replace(AGENDA[0], config=LLAMA_8B | {"vocab_size": 100}), kept, 8100, program, 20.0)
+
+
+def test_a_call_that_is_cut_keeps_none_of_the_later_ones_from_measuring(tmp_path: Path) -> None:
+    """A call is killed with all its processes; what measures goes on, and when that has ended the next call measures."""
+    programs, carry, started, over = (tmp_path / name for name in ("bin", "lab/gpu/carry", "started", "over"))
+    for folder in (programs, carry, tmp_path / "out"):
+        folder.mkdir(parents=True)
+    for name in ("vllm", "site"):
+        tarfile.open(carry / f"{name}.tar.xz", "w:xz").close()
+    program = programs / "python3"
+    program.write_text(f"#!/bin/sh\necho $$ >> {started}\nwhile [ ! -e {over} ]; do sleep 0.05; done\n")
+    program.chmod(0o755)
+    variables = {"PATH": f"{programs}:{os.environ['PATH']}", "GPU_WORK": str(tmp_path / "work")}
+
+    def call(wait_s: int) -> subprocess.Popen[bytes]:
+        words = ["bash", str(HERE / "vllm_go.sh"), str(wait_s), "100"]
+        given = os.environ | variables | {"OUT": str(tmp_path / "out")}
+        return subprocess.Popen(words, cwd=tmp_path, env=given, start_new_session=True, stderr=subprocess.DEVNULL)
+
+    def measuring() -> list[int]:
+        """The numbers of the processes that measured or measure."""
+        return [*map(int, started.read_text().split())] if started.exists() else []
+
+    try:
+        cut = call(60)
+        until(lambda: bool(measuring()))
+        os.killpg(cut.pid, signal.SIGKILL)
+        cut.wait(10)
+        assert call(0).wait(10) == 0 and len(measuring()) == 1
+        os.kill(measuring()[0], 0)  # it still measures
+        over.touch()
+        until(lambda: not Path("/proc", str(measuring()[0])).exists())
+        assert call(60).wait(20) == 0 and len(measuring()) == 2
+    finally:
+        over.touch()
+
+
+def until(holds: Callable[[], bool], within_s: float = 10.0) -> None:
+    ends_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < ends_s
+        time.sleep(0.02)
 
 
 def test_points_come_home_as_todays_metrics_take_them_and_requests_with_them(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ ENV PATH=/opt/sizing/.venv/bin:$PATH \
     OPENBLAS_NUM_THREADS=1 \
     NUMBA_CACHE_DIR=/var/cache/sizing \
     MPLCONFIGDIR=/var/cache/sizing \
-    SIZING_DATABASE_URL=sqlite:////var/lib/sizing/calibration.db
+    SIZING_DATABASE_URL=sqlite:////var/lib/sizing/calibration.db \
+    SIZING_RECORDS=/var/lib/sizing/records
 USER 10001
 VOLUME ["/var/lib/sizing"]
 EXPOSE 8501

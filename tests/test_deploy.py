@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import tomllib
 from fnmatch import fnmatch
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from api.routes import WORKERS_VARIABLE
+from calibration.store.database import RECORDS_VARIABLE
 from ui import gate
 
 ROOT = Path(__file__).parents[1]
@@ -156,6 +158,15 @@ def test_the_unit_starts_the_server_without_privileges() -> None:
     parsed.optionxform = str  # type: ignore[assignment,method-assign]
     parsed.read_string(UNIT.read_text())
     assert parsed["Install"]["WantedBy"] == "multi-user.target"
+
+
+def test_requests_are_logged_where_the_unit_and_the_image_may_write() -> None:
+    """With PostgreSQL too: the default is in the program's own folder, which both see read-only."""
+    (folder,) = unit()["StateDirectory"]
+    assert f"{RECORDS_VARIABLE}=/var/lib/{folder}/" in " ".join(unit()["Environment"])
+    told = dict(instructions())
+    (volume,) = json.loads(told["VOLUME"])
+    assert f"{RECORDS_VARIABLE}={volume}/" in told["ENV"]
 
 
 def test_the_example_of_secrets_is_complete_and_holds_none() -> None:

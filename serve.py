@@ -23,7 +23,7 @@ from sizing.errors import ScenarioError
 from ui import computing
 from ui.gate import Gate, most_sessions
 from ui.health import Health
-from ui.login import ReturnToLink, check_domains
+from ui.login import ReturnToLink, check_domains, check_secrets
 
 gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # while the modules load
 SERVED_BETWEEN_COLLECTIONS = 10_000
@@ -58,6 +58,7 @@ async def serving(app: st.App) -> AsyncIterator[None]:
 
 try:
     check_domains()
+    check_secrets()
     keys_as_set_up()
     room, workers = most_sessions(), workers_as_set_up(computing.first_answer)
 except (ValueError, ScenarioError) as wrong:

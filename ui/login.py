@@ -96,6 +96,20 @@ def check_domains() -> None:
         )
 
 
+def check_secrets() -> None:
+    """Raises ValueError where a file of secrets is there that this user may not read: Streamlit would answer every
+    request, probes too, with an error."""
+    for file in st.get_option("secrets.files"):
+        try:
+            Path(file).open("rb").close()
+        except PermissionError:
+            raise ValueError(
+                f"{file}: user {os.geteuid()}, as whom the server runs, may not read the secrets: make them that user's"
+            ) from None
+        except OSError:
+            continue  # none here, or a folder, which Streamlit and `_fault` see to
+
+
 def why_refused(user: Mapping[str, Any], domains: tuple[str, ...]) -> str:
     """Why an account has no access; empty if it has.
 

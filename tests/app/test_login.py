@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,24 @@ def test_domains_that_name_none_are_named(monkeypatch: pytest.MonkeyPatch, setti
 def test_domains_that_addresses_have_are_taken(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv(login.DOMAINS_VARIABLE, setting)
     login.check_domains()
+
+
+def test_secrets_of_another_user_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As user 10001 of the image finds a file that only root may read; files that are not there are none of the kind."""
+    secrets, me = tmp_path / "secrets.toml", os.geteuid()
+    secrets.write_text("[auth]\n")
+    files = [str(tmp_path / "none.toml"), str(tmp_path), str(secrets)]
+    monkeypatch.setattr(st, "get_option", lambda _: files)
+    login.check_secrets()
+    secrets.chmod(0)
+    del files[:2]
+    if me == 0:
+        os.seteuid(10001)
+    try:
+        with pytest.raises(ValueError, match=f"secrets.toml: user {me or 10001}, as whom the server runs, may not"):
+            login.check_secrets()
+    finally:
+        os.seteuid(me)
 
 
 def answered(cookie: str = "", **headers: str) -> tuple[Any, Any]:

@@ -57,26 +57,29 @@ def unpacked_python(version: str) -> Path:
     folder = WORK / "python"
     python = folder / "bin" / f"python{version}"
     archive = CARRY / "python.tar.xz"
-    if not python.exists():
-        if not archive.exists():
-            sys.exit(f"no libpython{version} here and none was carried: make the folder again with gpu.pack --python")
-        unpack(archive, folder)
+    if not archive.exists() and not stamp(archive, folder).exists():
+        sys.exit(f"no libpython{version} here and none was carried: make the folder again with gpu.pack --python")
+    unpack(archive, folder)
     library = str(folder / "lib")
     os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [library, os.environ.get("LD_LIBRARY_PATH", "")]))
     return python
 
 
+def stamp(archive: Path, folder: Path) -> Path:
+    """The file that says that the archive is unpacked in `folder`, whole: a call may be cut in the middle of it."""
+    return folder / f".unpacked-{archive.name}"
+
+
 def unpack(archive: Path, folder: Path, room: str = "") -> None:
     """Unpack the part of the archive under `room` into `folder`, once."""
-    stamp = folder / f".unpacked-{archive.name}"
-    if stamp.exists():
+    if stamp(archive, folder).exists():
         return
     with tarfile.open(archive) as file:
         members = [member for member in file.getmembers() if member.name.startswith(room)]
         for member in members:
             member.name = member.name[len(room) :]
         file.extractall(folder, members, filter="data")
-    stamp.touch()
+    stamp(archive, folder).touch()
 
 
 def make_environment(folder: Path, packages: list[str], version: str) -> None:
@@ -85,7 +88,7 @@ def make_environment(folder: Path, packages: list[str], version: str) -> None:
     Its own packages, the server and numpy 1.26, come before the machine's, among them torch.
     """
     target = folder / "venv" / "lib" / f"python{version}" / "site-packages"
-    if not (target / "pytriton").exists():
+    if not stamp(CARRY / "server.tar.xz", target).exists():
         venv.EnvBuilder(symlinks=True, with_pip=False, clear=True).create(folder / "venv")
         unpack(CARRY / "packages.tar.xz", target, "server/")
         unpack(CARRY / "server.tar.xz", target)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from calibration.records import Measurement
 from calibration.store import Store
+from lab.gpu import go
 from lab.gpu.home import bring
 from lab.gpu.kept import Kept
-from lab.gpu.pack import HERE, contents, is_unused, pinned
+from lab.gpu.pack import HERE, add_file, contents, is_unused, pinned
 from sizing.points import Point, read_points
 
 ROOT = HERE.parent.parent
@@ -49,6 +51,34 @@ def test_an_archive_is_whole_although_the_next_one_was_cut(tmp_path: Path) -> No
     before = kept.archive.read_bytes()
     kept.archive.with_suffix(".new").write_bytes(before[: len(before) // 2])  # as a kill in the middle leaves it
     assert Kept(tmp_path / "b", tmp_path / "out2", kept.archive).fact("x") == 1
+
+
+def test_what_a_cut_call_unpacked_in_part_is_unpacked_whole_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(go, "CARRY", tmp_path)
+    monkeypatch.setattr(go, "WORK", tmp_path)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    site = tmp_path / "environment" / "venv" / "lib" / "python3.12" / "site-packages"
+    rest = [tmp_path / "python" / "lib" / "last", site / "pytriton" / "last", site / "numpy"]
+    carried = {
+        "python": ["bin/python3.12", "lib/last"],
+        "server": ["pytriton/first", "pytriton/last"],
+        "packages": ["server/numpy"],
+    }
+    for name, members in carried.items():
+        with tarfile.open(tmp_path / f"{name}.tar.xz", "w:xz") as archive:
+            for member in members:
+                add_file(archive, member, b"")
+    for first in (tmp_path / "python" / "bin" / "python3.12", site / "pytriton" / "first"):
+        first.parent.mkdir(parents=True)
+        first.touch()
+    for _ in range(2):  # and not once more
+        go.unpacked_python("3.12")
+        go.make_environment(tmp_path / "environment", [], "3.12")
+        assert all(path.exists() for path in rest)
+        for archive_file in tmp_path.glob("*.tar.xz"):
+            archive_file.unlink()
 
 
 def test_the_app_gets_neither_the_ensemble_nor_repeats(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ REQUEST_COLUMNS = ("point", "isl", "osl", "sent_s", "due_s", "first_token_s", "l
 @click.argument("archive", type=click.Path(exists=True, path_type=Path))
 @click.option("--name", required=True, help="What the files are called, for instance h200.")
 @click.option("--data", type=click.Path(path_type=Path), default=DATA, help="Folder of curves/ and gpu/.")
-@click.option("--rehearsal", is_flag=True, help="Accept an archive that was measured with --small.")
+@click.option("--rehearsal", is_flag=True, help="Accept the archive of a rehearsal.")
 def home(archive: Path, name: str, data: Path, rehearsal: bool) -> None:
     """Bring ARCHIVE, a measured.tar.gz, into the project's data."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -61,9 +61,7 @@ def home(archive: Path, name: str, data: Path, rehearsal: bool) -> None:
         except (tarfile.TarError, OSError, ValueError) as error:
             raise click.UsageError(f"{archive} is not a measured.tar.gz: {one_line(str(error))}") from None
         if facts.get("is_small") and not rehearsal:
-            raise click.ClickException(
-                f"{archive} was measured with --small: it is a rehearsal, not a measurement of a GPU"
-            )
+            raise click.ClickException(f"{archive} is a rehearsal, not a measurement of a GPU")
         click.echo(bring(work, name, data))
 
 

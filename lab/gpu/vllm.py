@@ -376,6 +376,7 @@ def measure(
     ends_s = time.monotonic() + budget_s - RESERVE_S
     kept = Kept(work or out / "work", out, resume)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=_logs(kept))
+    kept.learn("is_small", rehearsal)
     gpu = "cpu" if rehearsal else gpu_of(kept, program)
     agenda = [served for served in (REHEARSAL if rehearsal else AGENDA) if not only or served.model in only]
     with Watch(kept.work / "gpu.csv") as watch:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable
@@ -166,6 +167,19 @@ def test_points_come_home_as_todays_metrics_take_them_and_requests_with_them(tmp
         rows = list(csv.DictReader(file))
     assert len(rows) == len(load.log)
     assert [float(row["last_token_s"]) for row in rows] == pytest.approx(load.log.last_token_s, abs=1e-4)
+
+
+def test_a_rehearsal_comes_home_only_as_one(tmp_path: Path) -> None:
+    """Here one that had no time for any model."""
+    words = ["--rehearsal", "--budget-s", "1", "--work", str(tmp_path / "work"), "--out", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "lab.gpu.vllm", *words], check=True, cwd=HERE.parents[1], capture_output=True)
+    kept = Kept(tmp_path / "work", tmp_path, None)
+    kept.learn("runs", {})
+    kept.save()
+    asked = [str(kept.archive), "--name", "small", "--data", str(tmp_path / "data")]
+    refused = CliRunner().invoke(home, asked)
+    assert refused.exit_code == 1 and "is a rehearsal, not a measurement of a GPU" in refused.output
+    assert CliRunner().invoke(home, [*asked, "--rehearsal"]).exit_code == 0
 
 
 def test_the_page_has_every_part_for_what_was_measured(tmp_path: Path) -> None:

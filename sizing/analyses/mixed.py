@@ -10,6 +10,7 @@ import numpy as np
 
 from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed
 from sizing.errors import ScenarioError
+from sizing.numbers import per_second
 from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.question import Question, Setting
 
@@ -183,7 +184,7 @@ def chosen(
     load_per_s = question.workload.rate_per_s
     found = cheapest_counts(kinds, supplies, load_per_s, question.spare)
     if found is None:
-        raise NoFeasiblePlan(f"too few GPUs for {load_per_s:g} requests/s: {in_words(supplies)}", ())
+        raise NoFeasiblePlan(f"too few GPUs for {per_second(load_per_s)}: {in_words(supplies)}", ())
     return found
 
 

@@ -388,8 +388,8 @@ def of_trace(runs: Replays, start: int) -> Fleet | Rejection:
         predicted=predicted,
         binding=limit,
         of_class=(seen.name, seen.prediction(predicted.utilization)) if seen.name else None,
-        working_low=max(1, math.ceil(working / high)),
-        working_high=math.ceil(working / low) if low > 0 else None,
+        working_low=min(question.replicas_at(capacity_per_s * high), working),
+        working_high=max(question.replicas_at(capacity_per_s * low), working) if low > 0 else None,
         stable_per_s=stable_per_s,
     )
 

@@ -26,6 +26,7 @@ from sizing.analyses.traced import (
     smallest,
 )
 from sizing.demand_model import ranks
+from sizing.edge import Z90
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.question import Question
@@ -123,6 +124,25 @@ def test_a_replica_carries_what_the_fleet_serves_at_most(rate_per_s: float, work
     slower, faster = (effect.gpus for effect in rate.effects[1:3])
     assert slower is not None and faster is not None and slower <= answer.gpus <= faster
     assert question.workload.rate_per_s < answer.working * answer.requests_per_s_per_replica
+
+
+@pytest.mark.parametrize("rate_per_s", [2.0, 24.0])
+def test_the_band_ends_at_the_fleets_that_a_faster_and_a_slower_engine_need(rate_per_s: float) -> None:
+    """The room of the last replica counts: one that is hardly busy serves the trace with a slower engine too."""
+    trace, engine = traffic(5, rate_per_s, 0.1), candidate()
+    question = asked(trace)
+
+    def fleet(times: float) -> Fleet:
+        replica = replace(engine.replica, law=engine.replica.law.scaled(times))
+        slower = replace(engine, replica=replica, relative_sigma=0.12)
+        found = of_trace(Replays(question, trace, slower, (), 0, lambda _: None), 1)
+        assert isinstance(found, Fleet)
+        return found
+
+    factor = math.exp(Z90 * 0.12)
+    ends = fleet(1 / factor).working, fleet(factor).working
+    found = fleet(1.0)
+    assert (found.working_low, found.working_high) == ends
 
 
 def test_hours_are_paid_for_as_long_as_they_last() -> None:

@@ -29,6 +29,7 @@ from calibration.store.bundle import export_bundle, import_bundle, import_measur
 from calibration.store.work import accept, discard
 from sizing.files import write
 from sizing.lazy_group import INTERRUPTED
+from sizing.numbers import with_unit
 from sizing.points import Point, doubts, write_points
 
 _HEAD = (
@@ -66,7 +67,7 @@ def _row(point: Point) -> str:
 def load_text(point: Point) -> str:
     """For people: ``4 users``, ``3.5 req/s``, ``0.5 sess/s``."""
     if point.load_kind in ("concurrency", "sessions"):
-        return f"{point.load_value:g} users"
+        return with_unit(f"{point.load_value:g}", "users")
     return f"{point.load_value:.4g} {'sess' if point.load_kind == 'session_rate' else 'req'}/s"
 
 

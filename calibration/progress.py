@@ -11,6 +11,7 @@ from calibration.plan import Level
 from calibration.records import Measurement
 from calibration.run import Listener
 from sizing.errors import one_line
+from sizing.numbers import with_unit
 
 LONGEST_SAID = 2000
 """Characters of a line; what it says of a server, this may have chosen."""
@@ -73,4 +74,4 @@ class Bar(Listener):
         self._before_s += self._expected_s
         point = found.point
         verdict = f", {point.verdict}: not fitted" if point.void else ""
-        self.says(f"{level.label}: {point.requests_per_s:.3g} requests/s{verdict}")
+        self.says(f"{level.label}: {with_unit(f'{point.requests_per_s:.3g}', 'requests/s')}{verdict}")

@@ -54,7 +54,7 @@ from sizing.cli.shapes import extras_json
 from sizing.errors import SizingError, first_fault, one_line
 from sizing.files import yaml_of
 from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
-from sizing.numbers import minutes, percent
+from sizing.numbers import minutes, percent, with_unit
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Deployment, Point
 from sizing.question import Question
@@ -480,7 +480,11 @@ class Measured:
         except SizingError as error:
             if len({point.load_value for point in good}) > 1:
                 raise Undecided(f"no answer from run {self.run_id}: {error}") from None
-        void = "; ".join(f"{point.load_value:g} users: {void_because(point)}" for point in self.points if point.void)
+        void = "; ".join(
+            f"{with_unit(f'{point.load_value:g}', 'users')}: {void_because(point)}"
+            for point in self.points
+            if point.void
+        )
         more = "give more --minutes" if self.ending.state == "done" else "run the same command again"
         remedy = f"void are {void}" if void else more
         raise Undecided(f"no answer yet: a law needs two levels, run {self.run_id} has {len(good)}; {remedy}")
@@ -557,8 +561,8 @@ def tell(
     click.echo(str(found))
     if (best := found.best_left) is not None:
         click.echo(
-            f"Next: {best.level.value:g} users, {minutes(best.seconds)}, would narrow the band most, by about "
-            f"{percent(best.narrows)}."
+            f"Next: {with_unit(f'{best.level.value:g}', 'users')}, {minutes(best.seconds)}, would narrow the band "
+            f"most, by about {percent(best.narrows)}."
         )
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,17 +72,23 @@ def count_of(count: int, noun: str) -> str:
     >>> count_of(1, "replica"), count_of(1200, "replica")
     ('1 replica', '1,200 replicas')
     """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return with_unit(f"{count:,}", f"{noun}s")
 
 
-def amount(value: float, noun: str, digits: int = 3) -> str:
-    """A number and what it counts, of which the plural has an s more.
+PLURAL = re.compile(r"(?<=\w)s(?=$|/)")
+"""The end of what a unit counts: of "requests/s" that of the requests."""
 
-    >>> amount(1.0, "GPU-hour"), amount(0.5, "GPU-hour"), amount(1344, "GPU-hour", 4)
-    ('1 GPU-hour', '0.5 GPU-hours', '1,344 GPU-hours')
+
+def with_unit(number: str, unit: str) -> str:
+    """A number as it is shown and its unit, named in the plural, which loses its s beside a 1.
+
+    >>> with_unit("1", "requests/s per GPU"), with_unit("1", "GPU-hours"), with_unit("1.5", "tokens")
+    ('1 request/s per GPU', '1 GPU-hour', '1.5 tokens')
+    >>> with_unit("1", "per million output tokens"), with_unit("1", "kWh per million output tokens")
+    ('1 per million output tokens', '1 kWh per million output tokens')
     """
-    text = significant(value, digits)
-    return f"{text} {noun}{'' if text == '1' else 's'}"
+    counted, per, of = unit.partition("per ")
+    return f"{number} {PLURAL.sub('', counted, count=1) if number == '1' else counted}{per}{of}"
 
 
 def per_second(rate: float, digits: int = 3, noun: str = "request") -> str:
@@ -90,4 +97,4 @@ def per_second(rate: float, digits: int = 3, noun: str = "request") -> str:
     >>> per_second(1.0), per_second(0.5), per_second(2.0, noun="session")
     ('1 request/s', '0.5 requests/s', '2 sessions/s')
     """
-    return f"{amount(rate, noun, digits)}/s"
+    return with_unit(significant(rate, digits), f"{noun}s/s")

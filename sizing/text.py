@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sizing.deploy.settings import settings_json
 from sizing.engine import Batching
 from sizing.errors import one_line
-from sizing.numbers import amount, count_of, gpus, milliseconds, per_second, percent, significant
+from sizing.numbers import count_of, gpus, milliseconds, per_second, percent, significant, with_unit
 from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.prediction import Caution, CautionKind, Method, Prediction
 from sizing.question import ADMISSION, FIELDS, Question, replicas_for
@@ -397,10 +397,12 @@ def tuned_line(tuned: Tuned) -> str:
     ranks = tuned.fleet.candidate.layout.lanes if isinstance(tuned.fleet, Fleet) else 1
     all_ = f" (of its {ranks} ranks and stages together)" if ranks > 1 else ""
     found = f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget}{all_}"
-    count = f" {gpus(tuned.fleet.gpus)}" if isinstance(tuned.fleet, Fleet) else ""
-    if isinstance(tuned.before, Rejection):
+    if isinstance(tuned.fleet, Rejection) or isinstance(tuned.before, Rejection):
+        count = f" {gpus(tuned.fleet.gpus)}" if isinstance(tuned.fleet, Fleet) else ""
         return f"{found}:{count}; the original settings miss the SLA"
-    return f"{found}:{count} instead of {tuned.before.gpus:,}, a replica carries {percent(tuned.gain, sign=True)}"
+    now, before = tuned.fleet.gpus, tuned.before.gpus
+    count = f"still {gpus(now)}" if now == before else f"{gpus(now)} instead of {before:,}"
+    return f"{found}: {count}, a replica carries {percent(tuned.gain)} more"
 
 
 def mix_line(mix: Mix) -> str:
@@ -436,7 +438,7 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     )
     worst = found.worst_hour
     lines = [
-        f"Trace: {len(trace):,} requests from {ends}, {per_second(trace.rate_per_s)} on average and "
+        f"Trace: {count_of(len(trace), 'request')} from {ends}, {per_second(trace.rate_per_s)} on average and "
         f"{significant(found.plan.question.workload.rate_per_s)} in the busiest hour{varying}",
         f"Replayed: {percent(seen.goodput(), 2)} of the requests meet all limits on requests"
         f"{' of their class' if seen.classes else ''}; in the worst hour, "
@@ -446,10 +448,10 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
         lines.append(f"{percent(seen.hit_rate(), 1)} of the prompt tokens were found in the prefix cache")
     if again := found.sampling:
         low, high = ((working + fleet.spare) * fleet.candidate.gpus for working in (again.low, again.high or 0))
-        told = f"{gpus(low)} or more" if again.high is None else f"{counts(low, high)} GPU{'s' * (high > 1)}"
+        told = f"{gpus(low)} or more" if again.high is None else with_unit(counts(low, high), "GPUs")
         lines.append(f"Other traffic of this kind ({again.blocks} {again.of}, resampled): {told} in 90 % of cases")
     lines.append(
-        f"{amount(found.gpu_hours, 'GPU-hour')} if the fleet follows the rate of each hour, "
+        f"{with_unit(significant(found.gpu_hours), 'GPU-hours')} if the fleet follows the rate of each hour, "
         f"{significant(found.constant_gpu_hours)} if it does not"
     )
     lines += (capital(note) for note in found.notes)
@@ -462,8 +464,8 @@ def sessions_lines(found: SessionPlan) -> tuple[str, ...]:
     asked = found.load.sessions
     lines = [
         f"Sessions: {significant(seen.in_flight)} in flight, including those between two turns; "
-        f"{significant(seen.rate_per_s)} start per second, {significant(seen.turns_per_s)} turns/s; "
-        f"{significant(found.gpus_per_100)} GPUs per 100 in flight",
+        f"{significant(seen.rate_per_s)} start per second, {per_second(seen.turns_per_s, noun='turn')}; "
+        f"{with_unit(significant(found.gpus_per_100), 'GPUs')} per 100 in flight",
         f"Prefix cache: {percent(seen.hit_rate)} of prompt tokens are found; the contexts of all sessions in flight "
         f"take {percent(found.filled(seen))} of the KV cache",
     ]
@@ -482,8 +484,8 @@ def sessions_lines(found: SessionPlan) -> tuple[str, ...]:
         )
     if turns.each < 0.97 * asked.turns:
         lines.append(
-            f"Sessions end after {significant(turns.each)} turns on average, not {significant(asked.turns)}: their "
-            f"context of {asked.context_tokens:,} tokens is full"
+            f"Sessions end after {with_unit(significant(turns.each), 'turns')} on average, not "
+            f"{significant(asked.turns)}: their context of {asked.context_tokens:,} tokens is full"
         )
     return tuple(lines)
 
@@ -516,8 +518,8 @@ def session_assumptions(found: SessionPlan) -> Iterator[str]:
     yield "Sessions start at random and independently of each other (Poisson), and their number is steady."
     how = "on average, their number geometric" if asked.turn_law == "geometric" else "each"
     yield (
-        f"{significant(asked.turns)} turns {how}; a prompt repeats everything before it and adds new tokens: "
-        f"{significant(asked.first_tokens)} at first, {significant(asked.user_tokens)} later; answers of "
+        f"{with_unit(significant(asked.turns), 'turns')} {how}; a prompt repeats everything before it and adds new "
+        f"tokens: {significant(asked.first_tokens)} at first, {significant(asked.user_tokens)} later; answers of "
         f"{significant(asked.output_tokens)}."
     )
     if asked.system_tokens:
@@ -935,7 +937,7 @@ def shares_text(found: Shares) -> str:
 
 
 # --- Cautions: in the templates ``ms`` writes a time, ``%`` a share (``1%`` with a decimal, ``+%`` with a sign),
-# --- ``requests`` a share of requests, which may be small
+# --- ``gpus`` a count of GPUs, ``requests`` a share of requests, which may be small
 
 CAUTIONS: dict[CautionKind, str] = {
     "approximate_arrivals": "{arrivals} arrivals: percentiles are approximate; simulate to be sure",
@@ -984,7 +986,7 @@ CAUTIONS: dict[CautionKind, str] = {
         "shorten it"
     ),
     "diluted": (
-        "{diluted}: with {longer_osl:,} output tokens instead of {osl:g}, {longer_gpus} GPUs would do (by formula), "
+        "{diluted}: with {longer_osl:,} output tokens instead of {osl:g}, {longer_gpus:gpus} would do (by formula), "
         "fewer than {gpus}{advice}"
     ),
     "poor_fit": (
@@ -1133,6 +1135,8 @@ class _Units(Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec == "ms":
             return milliseconds(value)
+        if format_spec == "gpus":
+            return gpus(value)
         if format_spec == "requests":
             return of_requests(value)
         if format_spec == "name":

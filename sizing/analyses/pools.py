@@ -17,7 +17,7 @@ from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed
 from sizing.engine import UNLIMITED_KV_TOKENS, Replica
 from sizing.errors import RequestTooLong, ScenarioError
 from sizing.explain import distance_from_sla
-from sizing.numbers import milliseconds, percent
+from sizing.numbers import gpus, milliseconds, percent
 from sizing.planner import cheapest, survey
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.prediction import Method as MethodName
@@ -297,7 +297,7 @@ def pools_within(
             return pools
         candidates = [each for each in candidates if each.gpu != one.gpu]
         if not candidates:
-            return Rejection.of(one, "too_few", f"{pools.gpus} GPUs are needed, {most} available")
+            return Rejection.of(one, "too_few", f"needs {gpus(pools.gpus)}, {most:,} available")
 
 
 TIGHTER, TIGHTER_BY = 12, 0.93

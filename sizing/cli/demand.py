@@ -28,7 +28,7 @@ from sizing.demand_model import (
 from sizing.demand_model import as_json as model_json
 from sizing.files import write
 from sizing.lazy_group import Commands
-from sizing.numbers import per_second, percent, significant
+from sizing.numbers import count_of, per_second, percent, significant, with_unit
 from sizing.trace import DAY_S, MINUTE_S, Trace
 
 EXAMPLES = """\b
@@ -120,8 +120,8 @@ def draw_command(model: Path, days: float, scale: float, seed: int, out: Path, j
     if json_:
         write_json(found)
     else:
-        rate = per_second(len(trace) / (days * DAY_S))
-        click.echo(f"{out}: {len(trace):,} requests in {significant(days)} days, {rate} on average")
+        rate, lasts = per_second(len(trace) / (days * DAY_S)), with_unit(significant(days), "days")
+        click.echo(f"{out}: {count_of(len(trace), 'request')} in {lasts}, {rate} on average")
 
 
 def trace_lines(trace: Trace) -> Iterator[str]:
@@ -137,7 +137,7 @@ def described(model: DemandModel, trace: Trace) -> list[str]:
     """The trace, the profile, the arrivals and the lengths, a line each."""
     rates, lengths = model.rates_per_s, model.lengths
     days, minutes = significant(trace.span_s / DAY_S), significant(trace.span_s / MINUTE_S)
-    span = f"{days} days" if trace.span_s >= DAY_S else f"{minutes} minutes"
+    span = with_unit(*((days, "days") if trace.span_s >= DAY_S else (minutes, "minutes")))
     unit = "day" if len(rates) == DAY_H else "week"
     profile = (
         f"Profile: {significant(min(rates))} to {significant(max(rates))} requests/s by hour of the {unit} (UTC)"
@@ -145,7 +145,7 @@ def described(model: DemandModel, trace: Trace) -> list[str]:
         else "Profile: flat, for the trace is shorter than a day"
     )
     return [
-        f"{len(trace):,} requests in {span}, {per_second(trace.rate_per_s)} on average",
+        f"{count_of(len(trace), 'request')} in {span}, {per_second(trace.rate_per_s)} on average",
         profile,
         f"Arrivals around it: {arrivals_line(model)}",
         f"ISL {significant(lengths.isl)} tokens (cv {lengths.isl_cv:.2f}), OSL {significant(lengths.osl)} "

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from sizing.analyses.study import Machines, ResultsFile, StudyScenario, answer, bar, code, completed, read_study
+from sizing.numbers import count_of
 from sizing.points import Point, read_points
 
 EXAMPLE = """\b
@@ -67,7 +68,7 @@ def study_command(file: Path, out: Path | None, processes: int, cluster: str, js
         click.echo(json.dumps(summary, indent=2))
     else:
         before = f" ({already} of them before)" if already else ""
-        click.echo(f"{target}: {len(study)} scenarios{before}, {table.answered} with a count of GPUs")
+        click.echo(f"{target}: {count_of(len(study), 'scenario')}{before}, {table.answered} with a count of GPUs")
 
 
 def _points(study: list[StudyScenario], folder: Path) -> dict[tuple[str, int], tuple[Point, ...]]:

@@ -21,7 +21,7 @@ from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
 from sizing.cli.shapes import shared_cost
 from sizing.fitting import Fit
-from sizing.numbers import amount, count_of, gpus, milliseconds, per_second, percent, significant
+from sizing.numbers import count_of, gpus, milliseconds, per_second, percent, significant, with_unit
 from sizing.plans import Fleet, Plan, Rejection
 from sizing.prediction import Caution, Prediction, Quantiles
 from sizing.question import Question
@@ -51,7 +51,8 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
     say(escape(text.working(plan)))
     if peak := text.peak(plan.question):
         say(f"{peak}.")
-    say(f"{per_second(fleet.requests_per_s_per_gpu)} per GPU. {text.band(fleet)}. {text.why_wide(fleet)}".rstrip())
+    per_gpu = per_second(fleet.requests_per_s_per_gpu)
+    say(f"{per_gpu} per GPU. {text.band(fleet)}. {text.why_wide(fleet)}".rstrip())
     say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
     for note in text.on_all_requests(plan.question):
         say(f"{note}.")
@@ -217,9 +218,7 @@ def quantity(value: float, unit: Unit) -> str:
     """A value with its unit, for people."""
     if unit == "s":
         return milliseconds(value)
-    if unit == "share":
-        return of_requests(value)
-    return per_second(value) if unit == "requests/s" else amount(value, "token")
+    return of_requests(value) if unit == "share" else with_unit(significant(value), unit)
 
 
 def daily_table(daily: Daily) -> Table:
@@ -253,9 +252,8 @@ def hours_table(found: TracePlan) -> Table:
 
     seen, answer = found.replayed, found.plan.answer
     limits = limits_on_latencies(seen.sla)
-    title = (
-        f"The worst of {count_of(len(seen.hours), 'hour')}, replayed on {count_of(answer.working, 'working replica')}"
-    )
+    among, on = count_of(len(seen.hours), "hour"), count_of(answer.working, "working replica")
+    title = f"The worst of {among}, replayed on {on}"
     columns = ("hour", "requests", "inside the SLA", *(limit.name for limit in limits), "GPUs at its rate")
     table = Table(*columns, title=title, title_justify="left")
     for number in sorted(range(len(seen.hours)), key=seen.goodput)[:SHOWN]:
@@ -308,8 +306,8 @@ def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]
         f"Tightest: {escape(fleet.tightest.share.name)}."
     )
     say(
-        f"{per_second(fleet.requests_per_s_per_gpu)} per working GPU, {percent(fleet.utilization)} of the "
-        "highest stable rate. No band: the count holds for the law as it is."
+        f"{per_second(fleet.requests_per_s_per_gpu)} per working GPU, {percent(fleet.utilization)} of the highest "
+        "stable rate. No band: the count holds for the law as it is."
     )
     say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by simulation.")
     price = terms.price_of(fleet.candidate.gpu)
@@ -382,8 +380,9 @@ def print_sessions(run: SimulatedSessions, title: str) -> None:
         return
     out.print(latency_table(run.latencies, title))
     out.print(
-        f"{percent(run.hit_rate)} of prompt tokens found in the prefix cache. {significant(run.turns_per_s)} turns/s, "
-        f"{significant(run.in_flight)} sessions in flight, {run.pauses:,} pauses.",
+        f"{percent(run.hit_rate)} of prompt tokens found in the prefix cache. "
+        f"{per_second(run.turns_per_s, noun='turn')}, {with_unit(significant(run.in_flight), 'sessions')} in flight, "
+        f"{count_of(run.pauses, 'pause')}.",
         soft_wrap=True,
     )
     if run.turns.lost:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sizing.numbers import milliseconds, percent, significant
+from sizing.numbers import milliseconds, percent, significant, with_unit
 from sizing.report.model import (
     Configuration,
     Day,
@@ -26,7 +26,6 @@ from sizing.text import GOODPUT_JUDGED, GOODPUT_PRICE, LEFT_OUT, METHOD, capital
 # --- Text and numbers as the writers show them: nothing invisible, nothing endless, numbers with three digits
 
 COUNTS = ("GPUs", "replicas", "points", "GPU-hours")
-COUNTED = re.compile(r"(?!per |kWh )([\w -]+)s\b")
 """What a unit counts, in the plural."""
 LONGEST = 1_000
 """Characters of a text where a layout holds only a line or a cell: more than any sentence of this program."""
@@ -89,14 +88,12 @@ def number_of(quantity: Quantity) -> str:
 def text_of(quantity: Quantity) -> str:
     """A number with its unit.
 
-    >>> text_of(Quantity(20, "requests/s", "given")), text_of(Quantity(1, "requests/s", "given"))
-    ('20 requests/s', '1 request/s')
+    >>> text_of(Quantity(20, "requests/s", "given")), text_of(Quantity(1, "GPUs", "estimated"))
+    ('20 requests/s', '1 GPU')
     """
     if quantity.unit in ("s", "share", "") or quantity.value is None:
         return number_of(quantity)
-    number = number_of(quantity)
-    counted = COUNTED.match(quantity.unit) if number == "1" else None
-    return f"{number} {counted[1] + quantity.unit[counted.end() :] if counted else quantity.unit}"
+    return with_unit(number_of(quantity), quantity.unit)
 
 
 def when(made_at: str) -> str:

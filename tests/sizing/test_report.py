@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from sizing import planner
 from sizing import text as answer
+from sizing.analyses.curves import load_curve
 from sizing.analyses.daily import Daily, gpus_by_hour
+from sizing.analyses.sensitivity import sensitivities
 from sizing.catalog import Layout
 from sizing.edge import latency_band, predict_at
 from sizing.explain import cost_rejection
@@ -23,6 +25,8 @@ from sizing.plans import Candidate, cost_of
 from sizing.points import Point
 from sizing.report import tables
 from sizing.report.build import CHOSEN, Cover, cells, evidence, refusal_of, report_of, source_of
+from sizing.report.charts import traffic_chart
+from sizing.report.document import as_html
 from sizing.report.model import (
     MOST_BYTES,
     SCHEMA,
@@ -42,11 +46,34 @@ from sizing.report.model import (
 )
 from sizing.report.sections import scenario_toml
 from sizing.report.write import file_name
-from sizing.text import DEFINITIONS, Extras, accuracy
-from sizing.workload import Limit
+from sizing.text import DEFINITIONS, LINES, Extras, accuracy
+from sizing.workload import Limit, Sla
 from tests.sizing.report_cases import CANDIDATES, COVER, QUESTION, RATES, REJECTED, daily, plan, refusal, report
 
 TEXT = st.text(max_size=40)
+
+
+ONE_OF_SEVERAL = re.compile(r"(?<![\d.,])1 (GPUs|GPU-hours|hours|replicas|requests|tokens|turns|sessions|points)\b")
+
+
+def test_one_of_anything_is_no_plural() -> None:
+    """One GPU for one request/s, of one token each, which runs for an hour of the day and for one of the trace."""
+    lengths = dataclasses.replace(QUESTION.workload.lengths, osl=1.0, osl_cv=0.0)
+    workload = dataclasses.replace(QUESTION.workload, rate_per_s=1.0, lengths=lengths)
+    asked = dataclasses.replace(QUESTION, workload=workload, sla=Sla(Limit("ttft", 95, 0.5)), spare=0)
+    found = planner.plan(asked, CANDIDATES[:1])
+    busy_once = gpus_by_hour(asked, found.answer, (0.0,) * 23 + (1.0,))
+    rows = sensitivities(asked, found.answer)
+    made = report_of(found, load_curve(asked, found.answer), Extras(rows, busy_once), COVER)
+    assert made.answer is not None and made.answer.gpus.value == 1 and busy_once.gpu_hours == 1
+    hour = TrafficHour("0:00", Quantity(1.0, "requests", "given"), Quantity(1.0, "share", "estimated"), (), SOME_GPU)
+    traffic = traffic_chart(Traffic((), (), (hour,), SOME_GPU)).alt
+    said = [as_html(made), as_json(made), *LINES["daily"](busy_once, found), traffic]
+    assert not [text for each in said if (text := ONE_OF_SEVERAL.search(each))]
+    assert "1 request/s" in said[0] and "As asked: 1 GPU." in said[0] and "1 GPU-hour a day" in said[0]
+
+
+SOME_GPU = Quantity(1.0, "GPUs", "estimated")
 
 
 def test_every_number_is_the_planner_s() -> None:

@@ -53,6 +53,14 @@ def test_limits_of_several_ranks_are_said_to_be_of_all() -> None:
         assert ("of its 2 ranks and stages together" in line) == said
 
 
+def test_a_count_that_stays_is_said_to_stay() -> None:
+    """A batch limit that one replica with few requests hardly feels: it carries more, and the fleet is as small."""
+    tuned = tune(question(1.0), candidate(batching=replace(BATCHING, max_batch_size=64)))
+    assert isinstance(tuned.fleet, Fleet) and isinstance(tuned.before, Fleet)
+    assert tuned.fleet.gpus == tuned.before.gpus == 2 and tuned.gain > 0
+    assert f": still 2 GPUs, a replica carries {100 * tuned.gain:.0f} % more" in tuned_line(tuned)
+
+
 def test_tuning_never_makes_it_worse() -> None:
     tuned = tune(question(60.0), candidate())
     assert isinstance(tuned.fleet, Fleet)

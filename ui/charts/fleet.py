@@ -71,8 +71,10 @@ def _band(figure: Plot, sizes: FleetSizes, high_per_s: float, ink: Ink) -> None:
 
 def _sizes_in_words(steps: Sequence[FleetSteps], high_per_s: float, load_per_s: float, gpus: int) -> str:
     ends = "; ".join(f"{one.name} {count_of(one.sizes.gpus[-1], 'GPU')}" for one in steps)
-    planned = f"{count_of(gpus, 'GPU')} at the planned {per_second(load_per_s)}"
-    return f"GPUs against load: {planned}; at {per_second(high_per_s)} {ends}."
+    return (
+        f"GPUs against load: {count_of(gpus, 'GPU')} at the planned {per_second(load_per_s)}; at "
+        f"{per_second(high_per_s)} {ends}."
+    )
 
 
 def gpus_over_day(daily: Daily, ink: Ink) -> Chart:

@@ -4,6 +4,7 @@ import streamlit as st
 
 from calibration.errors import CalibrationError
 from calibration.store import Run, Store
+from sizing.numbers import count_of
 from ui import answers
 from ui.scenario import Scenario
 from ui.views import new_run
@@ -52,8 +53,7 @@ def _title(runs: list[Run]) -> str:
     if not points:
         return "No points measured yet"
     deployments = len({point.deployment for point in points})
-    several = "deployments" if deployments > 1 else "deployment"
-    return f"{len(points):,} points of {deployments} {several} measured"
+    return f"{count_of(len(points), 'point')} of {count_of(deployments, 'deployment')} measured"
 
 
 def _tell(shown: str, runs: list[Run]) -> None:

@@ -22,8 +22,7 @@ from sizing.analyses.traced import TracePlan
 from sizing.deploy.formats import archive
 from sizing.deploy.settings import deployment_of, kubernetes_name
 from sizing.memory_use import Misfit
-from sizing.numbers import gpus as gpus_in_words
-from sizing.numbers import significant
+from sizing.numbers import count_of, significant
 from sizing.plans import Basis, Candidate, Fleet, Plan, Rejection, servers, usual_server
 from sizing.points import Point
 from sizing.prediction import Caution, Prediction
@@ -228,9 +227,8 @@ def tell_change_since_link(gpus: int | None, scenario: Scenario) -> None:
     if gpus is None:
         st.info(f"When this link was made{of_old} there was an answer; {cause}{of_new} there is none.")
     elif gpus != then:
-        st.info(
-            f"When this link was made the answer was {gpus_in_words(then)}{of_old}; {cause} it is {gpus:,}{of_new}."
-        )
+        was = count_of(then, "GPU")
+        st.info(f"When this link was made the answer was {was}{of_old}; {cause} it is {gpus:,}{of_new}.")
     elif old not in (None, new):
         st.caption(f"The data have changed since this link was created{of_old}; the answer is the same{of_new}.")
 
@@ -332,7 +330,7 @@ def _chart_data(plan: Plan, curve: LoadCurve) -> pa.Table:
 
 
 def _in_words(fleet: Fleet) -> str:
-    return f"{gpus_in_words(fleet.gpus)} as {fleet.candidate.label}"
+    return f"{count_of(fleet.gpus, 'GPU')} as {fleet.candidate.label}"
 
 
 def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scenario: Scenario) -> None:

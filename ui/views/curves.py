@@ -20,7 +20,7 @@ from sizing.analyses.curves import (
     resampled,
 )
 from sizing.memory_use import KV_USED, PARTS, WEIGHTS, MemoryUse, memory_use
-from sizing.numbers import gpus, per_second, significant
+from sizing.numbers import gpus, per_second, significant, with_unit
 from sizing.plans import Fleet, Plan
 from sizing.points import Point
 from sizing.question import RATE, Range
@@ -47,7 +47,8 @@ def load_input(label: str, value_per_s: float, key: str, help: str) -> float:
 def use_load(rate_per_s: float, help: str) -> None:
     """A button that writes the load, of the whole fleet, into the form."""
     rate = min(max(round(rate_per_s, 6), RATE.low), RATE.high)
-    st.button(f"Use {per_second(rate, 10)}", on_click=lambda: st.session_state.update(rate_per_s=rate), help=help)
+    load = with_unit(f"{rate:,.10g}", "requests/s")
+    st.button(f"Use {load}", on_click=lambda: st.session_state.update(rate_per_s=rate), help=help)
 
 
 def draw_latency(scenario: Scenario, name: str, fleet: Fleet) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from sizing.fitting import Fit, PointError
-from sizing.numbers import percent, significant
+from sizing.numbers import count_of, per_second, percent, significant
 from sizing.points import Curve, Deployment, Point, curves, write_points
 from sizing.text import cautions
 from sizing.workload import Lengths
@@ -96,15 +96,14 @@ def _lengths_in_words(lengths: Lengths) -> str:
 def _title(curve: Curve) -> str:
     best = max(curve.points, key=lambda point: point.requests_per_s)
     per_gpu = significant(best.requests_per_s / best.gpus)
-    most = significant(best.requests_per_s)
-    return f"{most} requests/s at most, {per_gpu} per GPU, at concurrency {best.load_value:,g}"
+    return f"{per_second(best.requests_per_s)} at most, {per_gpu} per GPU, at concurrency {best.load_value:,g}"
 
 
 def _provenance(curve: Curve) -> None:
     deployment = curve.deployment
     engine = f"{deployment.engine} {deployment.engine_version}".strip() or "an unnamed engine"
     when = max((point.measured_at for point in curve.points), default="")[:10]
-    count = f"{len(curve.points)} points measured on {engine}{f', last on {when}' if when else ''}"
+    count = f"{count_of(len(curve.points), 'point')} measured on {engine}{f', last on {when}' if when else ''}"
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.badge("Measured", icon=":material/straighten:", color="green")
         st.caption(plain(count))

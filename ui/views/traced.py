@@ -228,7 +228,7 @@ def _limits(trace: Trace) -> tuple[str, ...]:
     if typed:
         visit().shown[LIMITS] = typed
     counts = np.bincount(trace.of_class, minlength=len(trace.classes))
-    each = ", ".join(f"{name} ({count:,} requests)" for name, count in zip(trace.classes, counts, strict=True))
+    each = ", ".join(f"{name} ({count_of(n, 'request')})" for name, n in zip(trace.classes, counts, strict=True))
     st.caption(plain(f"Classes: {each}"))
     return tuple(text.strip() for text in typed.split(";") if text.strip())
 
@@ -292,7 +292,7 @@ def facts(trace: Trace, of: str = "") -> str:
         else f" · requests per second vary {significant(bursts, 2)} times as much as random arrivals"
     )
     return (
-        f"{len(trace):,} requests{of} · {ends} · {per_second(trace.rate_per_s)} on average, "
+        f"{count_of(len(trace), 'request')}{of} · {ends} · {per_second(trace.rate_per_s)} on average, "
         f"{significant(busiest_rate_per_s(trace))} in the busiest hour · {significant(float(trace.isl.mean()))} input "
         f"and {significant(float(trace.osl.mean()))} output tokens on average{varying}"
     )
@@ -496,8 +496,7 @@ def _cards(plan: Plan, day: Daily) -> None:
         paid = "" if price is None else f"{significant(price * day.gpu_hours)} a day"
         card("GPU-hours a day", f"{day.gpu_hours:,}", paid or f"of {day.constant_gpu_hours:,}", GPU_HOURS_HELP)
         saved = day.constant_gpu_hours - day.gpu_hours
-        hours = count_of(saved, "GPU-hour")
-        worth = hours if price is None else f"{hours}, {significant(price * saved)} a day"
+        worth = count_of(saved, "GPU-hour") + ("" if price is None else f", {significant(price * saved)} a day")
         card("Saved", percent(day.saved), worth, "Compared with running the busiest hour's fleet all day.")
 
 

@@ -19,7 +19,7 @@ from sizing.edge import IDLE, MOST_SHARE, capacity_band, load_response, predict_
 from sizing.engine import Replica
 from sizing.errors import DoesNotFit, EstimateUnavailable, ScenarioError
 from sizing.estimate import estimate
-from sizing.numbers import significant
+from sizing.numbers import gpus, significant
 from sizing.plans import Basis, Candidate, Fleet, cost_at, cost_of
 from sizing.prediction import Prediction
 from sizing.question import Question, Setting, replicas_for
@@ -429,6 +429,9 @@ def _bands(one: Fleet, other: Fleet) -> str:
         return "Their 90 % bands do not overlap."
     if one.gpus_low == one.gpus_high == other.gpus_low == other.gpus_high:
         return "So do they at both ends of their 90 % bands."
+    fewer, more = sorted((one, other), key=lambda fleet: fleet.gpus)
+    if fewer.gpus < more.gpus and fewer.gpus_high == more.gpus_low:
+        return f"Their 90 % bands meet at {gpus(more.gpus_low)}: measuring both may show that they need as many."
     first, second = (counts(fleet.gpus_low, fleet.gpus_high) for fleet in (one, other))
     may = "show that one needs fewer" if one.gpus == other.gpus else "reverse the order"
     return f"Their 90 % bands overlap ({first} and {second} GPUs): measuring both may {may}."

@@ -155,6 +155,18 @@ def test_fleets_of_equal_size_need_as_many() -> None:
     assert "bands overlap" in said and "reverse" not in said, "there is no order among equals"
 
 
+@pytest.mark.parametrize(
+    ("high", "said"), [(3, "do not overlap"), (4, "bands meet at 4 GPUs"), (5, "reverse the order")]
+)
+def test_bands_that_meet_at_a_count_leave_the_order(high: int, said: str) -> None:
+    """A fleet of 3 GPUs beside one of 5 and from 4 on: up to 4 it needs as many at most, from 5 on it may need more."""
+    middle = dataclasses.replace(fleet(question()), spare=0)
+    fewer = dataclasses.replace(middle, working=3, working_low=2, working_high=high)
+    more = dataclasses.replace(middle, working=5, working_low=4, working_high=6)
+    for one, other in ((fewer, more), (more, fewer)):
+        assert said in versus(question(), one, other)
+
+
 @given(some.integers(1, 20), some.integers(0, 20), some.integers(1, 20), some.integers(0, 20), some.booleans())
 def test_bands_overlap_when_they_share_a_count(a: int, b: int, c: int, d: int, endless: bool) -> None:
     middle = fleet(question())

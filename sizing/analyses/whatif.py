@@ -15,11 +15,12 @@ from sizing.edge import BY_SIMULATION, Method
 from sizing.engine import UNLIMITED_KV_TOKENS, Speculation, StepLaw
 from sizing.engine_defaults import engine_defaults
 from sizing.errors import CatalogueError, DoesNotFit, ScenarioError
-from sizing.estimate.day_zero import held_bytes, shipped, timed_engines
+from sizing.estimate.day_zero import held_bytes, shipped, slower_than_bf16, timed_engines
 from sizing.estimate.kernels import LIBRARY
 from sizing.numbers import percent
 from sizing.planner import size
 from sizing.plans import Candidate, Fleet, Rejection
+from sizing.prediction import Caution
 from sizing.prediction import Method as MethodName
 from sizing.question import Question
 from sizing.workload import Lengths, Prefix
@@ -169,8 +170,9 @@ def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
     replica = setup.candidate.replica
     kv_tokens = refilled(setup, before, after)
     ratios = timed_ratios(before, after, setup.question.workload.lengths)
+    cautions = tuple(each for each in setup.candidate.warnings if each.kind != "slower_than_bf16")
     if ratios:
-        law, sigma = ratios.of(replica.law), TIMED_SIGMA
+        law, sigma, cautions = ratios.of(replica.law), TIMED_SIGMA, (*cautions, *ratios.cautions)
         source = (
             f"decode steps take {ratios.decode:.2f} times as long, prompts {ratios.prefill:.2f} times: the ratio of "
         )
@@ -186,6 +188,7 @@ def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
         layout=after.layout,
         precision=after.precision,
         replica=replace(replica, law=law, batching=replace(replica.batching, kv_tokens=kv_tokens)),
+        warnings=cautions,
     )
 
 
@@ -674,10 +677,11 @@ CHUNK = 2048
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Times after over times before, of decode steps and of what prompts add."""
+    """Times after over times before, of decode steps and of what prompts add; `cautions` on the times after."""
 
     decode: float
     prefill: float
+    cautions: tuple[Caution, ...] = ()
 
     def of(self, law: StepLaw) -> StepLaw:
         """The law with what decodes pay scaled by one ratio and what prompts pay by the other."""
@@ -706,7 +710,9 @@ def timed_ratios(before: Sheet, after: Sheet, lengths: Lengths) -> Ratios | None
     decode = [log_ratio(lambda law, n=n: law.decode_s(n, n * context)) for n in BATCHES]  # type: ignore[misc]
     alone = log_ratio(lambda law: law.prefill_alone_s(isl))
     beside = log_ratio(lambda law: law.mixed_s(32, 32 * context, CHUNK, CHUNK * isl / 2))
-    return Ratios(math.exp(sum(decode) / len(decode)), math.exp((alone + beside) / 2))
+    longest = math.ceil(lengths.isl + lengths.osl)
+    cautions = slower_than_bf16(other, after.model, after.gpu.id, after.layout, after.precision, longest)
+    return Ratios(math.exp(sum(decode) / len(decode)), math.exp((alone + beside) / 2), tuple(cautions))
 
 
 def _engines(sheet: Sheet) -> tuple[str, ...]:

@@ -506,20 +506,23 @@ def _warnings(timed: Timed, case: _Case) -> Iterator[Caution]:
     if case.engine and timed.backend != case.engine:
         yield Caution("other_engine", {"asked": case.engine, "used": timed.backend})
     yield from _doubts(case)
-    if (factor := _over_bf16(timed, case)) > SLOW:
-        yield Caution("slower_than_bf16", {"precision": case.precision, "engine": timed.backend, "factor": factor})
+    yield from slower_than_bf16(timed, case.model, case.gpu.id, case.layout, case.precision, case.length)
     if timed.rms_error > ROUGH_FIT:
         yield Caution("rough_timings", {"rms_error": timed.rms_error})
 
 
-def _over_bf16(timed: Timed, case: _Case) -> float:
-    """A decode step of 64 requests over that of the same engine and layout in bf16; 1 where nothing was timed so."""
+def slower_than_bf16(
+    timed: Timed, model: Model, gpu: str, layout: Layout, precision: Precision, context: float
+) -> Iterator[Caution]:
+    """The caution on kernels with which a decode step of 64 requests of `context` tokens takes much longer than with
+    the same engine's in bf16; none where those were not timed."""
     try:
-        in_bf16 = shipped(case.model, case.gpu.id, case.layout, "bf16", timed.backend)
+        in_bf16 = shipped(model, gpu, layout, "bf16", timed.backend)
     except EstimateUnavailable:
-        return 1.0
-    step = 64, 64 * case.length
-    return timed.law.decode_s(*step) / in_bf16.law.decode_s(*step)
+        return
+    step = 64, 64 * context
+    if (factor := timed.law.decode_s(*step) / in_bf16.law.decode_s(*step)) > SLOW:
+        yield Caution("slower_than_bf16", {"precision": precision, "engine": timed.backend, "factor": factor})
 
 
 def _doubts(case: _Case) -> Iterator[Caution]:

@@ -44,6 +44,19 @@ def test_fp8_is_faster_holds_more_and_needs_fewer_gpus(bf16: Candidate) -> None:
     assert found.after.basis == "what-if"
 
 
+def test_a_precision_whose_kernels_were_timed_slower_has_the_caution_of_its_estimate() -> None:
+    """vLLM's of a small mixture of experts take twice as long in fp8 as in bf16: there is the caution, back there is
+    none, and a change that leaves the precision as it is keeps it."""
+    names = ("Qwen/Qwen3-30B-A3B", "h200_sxm", 1)
+    narrow = estimate(*names, "fp8", LENGTHS, engine="vllm")
+    (caution,) = narrow.warnings
+    assert caution.kind == "slower_than_bf16"
+    wide = estimate(*names, "bf16", LENGTHS, engine="vllm")
+    assert after(AtPrecision("fp8"), wide).candidate.warnings == (caution,)
+    assert after(AtPrecision("bf16"), narrow).candidate.warnings == ()
+    assert [each.kind for each in after(AtTp(2), narrow).candidate.warnings] == ["slower_than_bf16"]
+
+
 @pytest.mark.parametrize(("change", "tp", "precision"), [(AtPrecision("fp8"), 2, "fp8"), (AtTp(4), 4, "bf16")])
 def test_timed_changes_land_near_the_law_timed_there(change: WhatIf, tp: int, precision: str, bf16: Candidate) -> None:
     """From the day-zero law of one way to run the model to that of another: within 15 % at the question's lengths. What

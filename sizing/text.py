@@ -12,7 +12,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from sizing.deploy.settings import settings_json
-from sizing.engine import Batching
+from sizing.engine import UNLIMITED_KV_TOKENS, Batching
 from sizing.errors import one_line
 from sizing.numbers import count_of, gpus, milliseconds, per_second, percent, significant, with_unit
 from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
@@ -591,14 +591,26 @@ BATCHING = {
 }
 
 
+def cache_known(batching: Batching) -> bool:
+    """True unless points of a model that the catalogue does not have leave open how many tokens the KV cache holds."""
+    return batching.kv_tokens < UNLIMITED_KV_TOKENS
+
+
 def includes(question: Question, fleet: Fleet) -> Iterator[str]:
     """What the count covers."""
     yield "waiting in the replica's queue, computing the prompt, and every decode step, at the planned load"
-    yield "the limits of batch size and KV cache memory, which make requests wait or pause"
+    yield (
+        "the limits of batch size and KV cache memory, which make requests wait or pause"
+        if cache_known(fleet.candidate.replica.batching)
+        else "the limit of batch size, which makes requests wait; not that of KV cache memory, which is not known"
+    )
     if question.headroom:
         yield f"headroom: replicas are planned at {percent(1 - question.headroom)} of the load at which the SLA fails"
     if fleet.spare:
         yield f"{fleet.spare} spare {'replica' if fleet.spare == 1 else 'replicas'} on top of those that carry the load"
+
+
+NO_CACHE_LIMIT = "and a KV cache that is never full, as its size is not known"
 
 
 def assumptions(question: Question, fleet: Fleet, replayed: bool = False) -> Iterator[str]:
@@ -623,7 +635,8 @@ def assumptions(question: Question, fleet: Fleet, replayed: bool = False) -> Ite
         )
     yield (
         f"Each replica runs {BATCHING[batching.policy]}: at most {batching.max_batch_size:,} requests at once, "
-        f"{batching.token_budget:,} tokens an iteration, {batching.kv_tokens:,} tokens of KV cache."
+        f"{batching.token_budget:,} tokens an iteration, "
+        f"{f'{batching.kv_tokens:,} tokens of KV cache' if cache_known(batching) else NO_CACHE_LIMIT}."
     )
     if batching.lookahead_steps:
         yield (

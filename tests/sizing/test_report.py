@@ -20,6 +20,7 @@ from sizing.analyses.daily import Daily, gpus_by_hour
 from sizing.analyses.sensitivity import sensitivities
 from sizing.catalog import Layout
 from sizing.edge import latency_band, predict_at
+from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.explain import cost_rejection
 from sizing.plans import Candidate, cost_of
 from sizing.points import Point
@@ -74,6 +75,18 @@ def test_one_of_anything_is_no_plural() -> None:
 
 
 SOME_GPU = Quantity(1.0, "GPUs", "estimated")
+
+
+def test_a_cache_of_unknown_size_is_given_none() -> None:
+    (of_known,) = (line for line in report().assumptions if "at once" in line)
+    assert of_known.endswith("400,000 tokens of KV cache.")
+    rule = dataclasses.replace(CANDIDATES[0].replica.batching, kv_tokens=UNLIMITED_KV_TOKENS)
+    engine = dataclasses.replace(CANDIDATES[0], replica=dataclasses.replace(CANDIDATES[0].replica, batching=rule))
+    made = report_of(planner.plan(QUESTION, [engine]), None, Extras(), COVER)
+    (of_unknown,) = (line for line in made.assumptions if "at once" in line)
+    assert of_unknown.endswith("and a KV cache that is never full, as its size is not known.")
+    assert "not that of KV cache memory" in " ".join(made.includes)
+    assert "not that of KV cache memory" not in " ".join(report().includes)
 
 
 def test_every_number_is_the_planner_s() -> None:

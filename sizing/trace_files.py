@@ -181,7 +181,7 @@ def read_traces(given: Sequence[str]) -> Reading:
     """The requests of several files as one trace, each file a class of its own: ``chat=chat.csv``, or ``chat.csv``.
 
     Without a name in front, the classes of a file are those that its column names, and of a file without such a column
-    that file, by its name; a single one of these has no classes. Notes begin with the file where there are several.
+    that file, by its name; a single one of these has no classes. Notes name the file where there are several.
     """
     if len(given) == 1 and Path(given[0]).exists():
         return read_trace_noted(given[0])
@@ -195,7 +195,7 @@ def read_traces(given: Sequence[str]) -> Reading:
         elif not trace.classes:
             trace = trace.as_class(Path(text).name.partition(".")[0])
         traces.append((Path(path or text).name, trace))
-        notes += [f"{Path(path or text).name}: {note}" for note in reading.notes]
+        notes += [f"in {Path(path or text).name}: {note}" for note in reading.notes]
         kinds[reading.kind] = None
     return Reading(merged([trace for _, trace in traces]), " and ".join(kinds), tuple(notes))
 

@@ -23,6 +23,7 @@ from pyarrow import parquet
 
 from sizing import trace_files
 from sizing.lazy_group import missing_extra
+from sizing.text import capital
 from sizing.trace import TraceError, hours
 from sizing.trace_files import FORMATS, Reading, read_trace_noted, read_traces
 from tests.sizing.trace_samples import (
@@ -658,6 +659,14 @@ def test_a_column_with_too_many_values_is_no_class(tmp_path: Path) -> None:
     assert found.trace.classes == () and not len(found.trace.of_class)
     assert found.notes[-1] == "class is not used: it has more than 8 values"
     assert read_trace_noted(rows_of([""] * 3, "csv", tmp_path / "trace")).trace.classes == ()
+
+
+def test_notes_on_several_files_leave_their_names_as_they_are_where_a_sentence_begins(tmp_path: Path) -> None:
+    paths = [tmp_path / "chat.csv", tmp_path / "code.csv"]
+    for path in paths:
+        path.write_text("arrival_s,isl,osl\n0,1,1\n1,1,0\n2,2,2\n")
+    said = [capital(note) for note in read_traces([str(path) for path in paths]).notes if "left out" in note]
+    assert said == [f"In {path.name}: 1 of 3 rows left out: no output tokens" for path in paths]
 
 
 def test_several_files_are_a_class_each(tmp_path: Path) -> None:

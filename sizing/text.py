@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isnan
+from math import ceil, isnan
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,10 @@ def sentence(plan: Plan) -> str:
     return f"You need {fleet.gpus:,} × {fleet.candidate.gpu} {load} of {fleet.candidate.model}"
 
 
+DECIMALS = 9
+"""Of a number of replicas that is no whole one, at most."""
+
+
 def working(plan: Plan) -> str:
     """The arithmetic from the load to the count."""
     fleet, question = plan.answer, plan.question
@@ -94,14 +98,17 @@ def working(plan: Plan) -> str:
     spare = f", + {fleet.spare:,} spare = {fleet.replicas:,}" if fleet.spare else ""
     each, replicas = gpus(fleet.candidate.gpus), "replica" if fleet.replicas == 1 else "replicas"
     more = fleet.working > question.replicas_at(fleet.capacity_per_s)
-    shown = {n: (float(f"{rate:.{n}g}"), float(f"{per_replica:.{n}g}")) for n in (3, 4, 5)}
+    shown = {n: (float(f"{rate:.{n}g}"), float(f"{per_replica:.{n}g}")) for n in range(3, 10)}
     # So many digits that the reader's own division gives the count.
     digits = next((n for n, (load, of_one) in shown.items() if replicas_for(load, of_one) == fleet.working), 3)
     load, of_one = shown[digits]
+    needed = replicas_for(load, of_one)
+    # So many decimals that it does not read as another count: 3.003, so 4.
+    decimals = next((n for n in range(2, DECIMALS) if ceil(round(load / of_one, n)) == needed), DECIMALS)
     so = f"but fewer than {fleet.working:,} miss the SLA:" if more else "so"
     return (
         f"{per_second(rate, digits)} ÷ {significant(per_replica, digits)} per replica{headroom} = "
-        f"{load / of_one:,.2f}, {so} {fleet.working:,}{spare} {replicas} of {each} "
+        f"{load / of_one:,.{decimals}f}, {so} {fleet.working:,}{spare} {replicas} of {each} "
         f"({fleet.candidate.layout}, {fleet.candidate.precision}) = {gpus(fleet.gpus)}"
     )
 

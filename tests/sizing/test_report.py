@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
@@ -24,6 +24,7 @@ from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.explain import cost_rejection
 from sizing.plans import Candidate, cost_of
 from sizing.points import Point
+from sizing.question import replicas_for
 from sizing.report import tables
 from sizing.report.build import CHOSEN, Cover, cells, evidence, refusal_of, report_of, source_of
 from sizing.report.charts import traffic_chart
@@ -392,6 +393,23 @@ def test_a_file_name_is_safe_on_every_file_system(model: str, gpu: str) -> None:
     )
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-") and len(name) < 150
     assert name.startswith("sizing") and name.endswith(".pdf") and ".." not in name
+
+
+@given(st.floats(0.01, 1e4), st.floats(0.01, 1e3))
+@example(30.0, 9.99)  # 3.003, so 4
+@example(0.1, 293.0)  # 0.0003, so 1
+@example(30.0, 10.0)
+def test_the_quotient_in_the_working_is_seen_to_give_the_count(rate_per_s: float, per_replica: float) -> None:
+    workload = dataclasses.replace(QUESTION.workload, rate_per_s=rate_per_s)
+    asked = dataclasses.replace(QUESTION, workload=workload, headroom=0.0)
+    rate = dict.fromkeys(("capacity_per_s", "requests_per_s_per_replica"), per_replica)
+    fleet = dataclasses.replace(plan().answer, working=replicas_for(rate_per_s, per_replica), **rate)
+    shown = re.search(
+        r" = ([\d,.]+), so ([\d,]+)", answer.working(dataclasses.replace(plan(), question=asked, fleets=(fleet,)))
+    )
+    assert shown is not None
+    quotient, count = (float(text.replace(",", "")) for text in shown.groups())
+    assert quotient <= count < quotient + 1
 
 
 def test_large_counts_read_alike_in_every_sentence() -> None:

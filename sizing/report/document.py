@@ -146,8 +146,9 @@ def table_data(table: Table) -> dict[str, Any]:
 
 
 def shown(text: str) -> str:
-    """`text` that the fonts can show (a box for what they cannot) and that fits a line however long its words are."""
-    drawn = "\n".join(drawable(each) for each in text.split("\n"))
+    """`text` that the fonts can show (a box for what they cannot, a space for a tab) and that fits a line however long
+    its words are."""
+    drawn = "\n".join(map(drawable, text.replace("\t", " ").split("\n")))
     return LONG_WORD.sub(lambda found: breakable(found[0]), drawn)
 
 

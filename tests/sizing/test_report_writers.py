@@ -178,6 +178,12 @@ def test_text_from_outside_is_shown_as_text(text: str) -> None:
     assert any(cell.removeprefix("'").startswith(line(text)[:200]) for cell in cells)
 
 
+def test_a_tab_in_the_notes_is_a_space_on_paper() -> None:
+    """Notes come from tables too; a box stands for characters that the fonts lack."""
+    found = pdf_text(render(dataclasses.replace(report(), notes="peak\t40 requests/s"), "pdf"))
+    assert "peak40requests/s" in found
+
+
 def hostile(text: str) -> Report:
     """The report with one text in every field that may come from outside."""
     base = report()

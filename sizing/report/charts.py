@@ -253,7 +253,7 @@ def traffic_chart(traffic: Traffic) -> Drawing:
     over = [sum(value > 1 for value in values) for values in ratios]
     beyond = ", ".join(f"{limit.name} in {count}" for limit, count in zip(traffic.limits, over, strict=True))
     among = count_of(len(hours), "hour")
-    said = f"Of {among}, the limit is exceeded by {beyond}" if beyond else f"GPUs of {among}"
+    said = f"Of {among}, a limit is exceeded: {beyond}" if beyond else f"GPUs of {among}"
     alt = f"{said}; the fleet has {text_of(traffic.gpus)}."
     return Drawing("traffic", drawn(draw, (1 + bool(traffic.limits)) * DAY_IN), alt)
 

@@ -487,7 +487,7 @@ def answer_sheet(book: Book, report: Report) -> None:
     book.put(sheet, 1, 0, report.sentence, "title")
     row = 2
     found = report.answer
-    lines = (report.working or report.reason, f"Basis: {found.basis}" if found else "", report.author)
+    lines = (report.working or capital(report.reason), f"Basis: {found.basis}" if found else "", report.author)
     for text in (*lines, when(report.made_at), *paragraphs(report.notes)):
         if text:
             book.put(sheet, row, 0, text)

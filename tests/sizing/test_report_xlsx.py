@@ -142,6 +142,7 @@ def test_without_a_price_there_is_no_cost() -> None:
 
 def test_without_an_answer_there_is_nothing_to_work_out() -> None:
     data = sheets(render(refusal(), "xlsx"), values=False)
+    assert any(row[0] == "No configuration meets it" for row in data["Answer"]), "a sentence, as in the other formats"
     assert not any(str(cell).startswith("=") for rows in data.values() for row in rows for cell in row)
 
 

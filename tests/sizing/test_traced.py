@@ -442,6 +442,7 @@ def test_the_chart_shows_every_hour_and_the_last_as_wide_as_the_others(hours: in
     shown = replace(found, hours=(found.hours[0], quiet)[:hours])
     steps = re.findall(r'd="M ([^"]*)" clip-path="[^"]*" style="fill: none; stroke: #0072b2', traffic_chart(shown).svg)
     assert len(steps) == 2, "a percentile over its limit, and GPUs"
+    assert re.search(r"^Of \d hours?, a limit is exceeded: p95 TTFT in \d, p90 ITL in \d; ", traffic_chart(shown).alt)
     for step in steps:
         across = sorted({float(place.split()[0]) for place in step.split("L")})
         assert len(across) == hours + 1 and np.diff(across) == pytest.approx(np.full(hours, np.diff(across)[0]))

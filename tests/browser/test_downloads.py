@@ -12,8 +12,10 @@ import pytest
 from playwright.sync_api import Browser, Download, Page, expect
 
 from sizing.numbers import milliseconds, significant
+from sizing.report.document import as_html
 from sizing.report.model import Report
 from tests.browser.visit import fits_sideways, opened, rested, settled, text_of, title_of, turned, url_of
+from tests.sizing.report_cases import report
 
 pytestmark = pytest.mark.browser
 
@@ -128,6 +130,17 @@ def offline(browser: Browser, html: Path) -> None:
     expect(page.get_by_text(TITLE).first).to_be_visible()
     fits_sideways(page)
     assert asked == []
+    context.close()
+
+
+def test_costs_are_read_on_a_phone_without_scrolling_sideways(browser: Browser, tmp_path: Path) -> None:
+    html = tmp_path / "report.html"
+    html.write_text(as_html(report()), encoding="utf-8")
+    context = browser.new_context(offline=True, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto(html.as_uri())
+    costs = page.get_by_role("table", name="Cost and energy")
+    assert costs.evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
     context.close()
 
 

@@ -23,6 +23,8 @@ from sizing import catalog
 from sizing.catalog import Layout
 from sizing.errors import TimeLimitReached, one_line
 from sizing.files import version
+from sizing.numbers import with_unit
+from sizing.text import counts
 
 LIMIT_S = 120.0
 """CPU seconds for an answer: someone is waiting for it in a conversation."""
@@ -200,10 +202,10 @@ async def explain(workers: Workers, given: Mapping[str, Any]) -> Answer:
     if answer.get("feasible") is False:
         return refused(answer)
     means = answer.get("mean_based")
-    band = f"{answer['gpus_low']} to {answer['gpus_high'] or 'no limit'} GPUs (90 %)"
+    low, high = answer["gpus_low"], answer["gpus_high"]
     return {
         **picked(answer, "sentence", "working", "binding", "tightest", "basis", "source"),
-        **({} if answer["gpus_low"] is None else {"band": band}),
+        **({} if low is None else {"band": f"{with_unit(counts(low, high), 'GPUs')} (90 %)"}),
         **beside(answer),
         "sized_by_means": means and {"gpus": means["gpus"], "why": means["why"]},
         "gpus_if_changed": [

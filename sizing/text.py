@@ -864,9 +864,8 @@ def pools_lines(pools: Pools | Rejection, question: Question, in_one_fleet: str)
     pools, in words."""
     if isinstance(pools, Rejection):
         return (f"Disaggregated prefill and decode: no fleet; {pools.why}",)
-    high = "no limit" if pools.gpus_high is None else f"{pools.gpus_high:,}"
-    counts = f"{gpus(pools.gpus)} (90 % band {pools.gpus_low:,} to {high})"
-    found = [f"Disaggregated prefill and decode: {counts}, in one fleet {in_one_fleet}"]
+    count = f"{gpus(pools.gpus)} (90 % band {counts(pools.gpus_low, pools.gpus_high)})"
+    found = [f"Disaggregated prefill and decode: {count}, in one fleet {in_one_fleet}"]
     for name, fleet in (("Prefill", pools.prefill), ("Decode", pools.decode)):
         replicas = f"{fleet.working} + {fleet.spare} spare replicas of {fleet.candidate.label}"
         busy = percent(fleet.predicted.utilization)

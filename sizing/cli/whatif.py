@@ -94,7 +94,7 @@ def table_of(found: Comparison) -> Table:
     said("replica", lambda fleet: fleet.candidate.label)
     said("working + spare replicas", lambda fleet: f"{fleet.working} + {fleet.spare}")
     counted("GPUs, spares included", lambda fleet: fleet.gpus, str)
-    said("90 % band of the GPUs", lambda fleet: f"{fleet.gpus_low} to {fleet.gpus_high or 'no limit'}")
+    said("90 % band of the GPUs", lambda fleet: answer.counts(fleet.gpus_low, fleet.gpus_high))
     counted("requests/s per GPU", lambda fleet: fleet.requests_per_s_per_gpu, significant)
     for limit in found.question.sla.limits:
         counted(str(limit), lambda fleet, limit=limit: fleet.predicted.value_s(limit), limit.said)  # type: ignore[misc]

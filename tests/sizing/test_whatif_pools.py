@@ -28,6 +28,7 @@ from sizing.estimate import estimate
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.question import Question
 from sizing.simulator import simulate_disaggregated
+from sizing.text import pools_lines
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.whatif_cases import LENGTHS, QUESTION, QWEN, SLA, after
 
@@ -61,6 +62,16 @@ def test_prompts_are_computed_faster_where_an_e2e_limit_leaves_little_for_tokens
     assert isinstance(by_ttft, Rejection) or pools.gpus < by_ttft.gpus
     assert pools.predicted is not None
     assert pools.predicted.meets(question.sla)
+
+
+def test_the_band_of_pools_is_worded_as_that_of_a_fleet(bf16: Candidate) -> None:
+    """One number where both ends are one, and open where the slow end has none."""
+    fleet = what_if(QUESTION, bf16, [], BY_FORMULA).before
+    assert isinstance(fleet, Fleet)
+    narrow = dataclasses.replace(fleet, working=2, spare=0, working_low=2, working_high=2)
+    for end, said in ((narrow, "band 8)"), (dataclasses.replace(narrow, working_high=None), "band 8 or more)")):
+        first, *_ = pools_lines(Pools(end, narrow, 0.0, ()), QUESTION, "9 GPUs")
+        assert said in first
 
 
 def test_pools_pay_off_where_itl_is_tight(bf16: Candidate) -> None:

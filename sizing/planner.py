@@ -25,7 +25,7 @@ from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction
 from sizing.question import Question, Setting, check_priced, weight_of
 from sizing.queueing import stable_rate_per_s
-from sizing.workload import Lengths
+from sizing.workload import NO_PREFIX, Lengths, Prefix
 
 HOPELESS = 1.5
 """Factor on the GPUs of the best fleet of the same GPU: candidates that need more are skipped."""
@@ -64,7 +64,7 @@ def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | 
     Skips candidates that need `HOPELESS` times the GPUs of a fleet of the same GPU even at their stable rate. Among
     engines estimated side by side, it sizes the fastest, and the others where that makes the best fleet of a GPU.
     """
-    first, slower = fastest_engines(candidates, question.workload.lengths)
+    first, slower = fastest_engines(candidates, question.workload.lengths, question.workload.prefix)
     sized: list[Fleet | Rejection] = []
     best: dict[str, Fleet] = {}
     for candidate in sorted(first, key=lambda each: least_gpus(question, each)):
@@ -122,18 +122,20 @@ def configuration(candidate: Candidate) -> Configuration:
 
 
 def fastest_engines(
-    candidates: Sequence[Candidate], lengths: Lengths
+    candidates: Sequence[Candidate], lengths: Lengths, prefix: Prefix = NO_PREFIX
 ) -> tuple[list[Candidate], list[tuple[Candidate, Candidate]]]:
     """Measured candidates and, for each estimated configuration, the engine whose iterations take the least time per
-    request at `SCREENED_AT` in flight; then the slower ones, each with the one that beat it. A prompt that decodes run
-    beside takes only what it adds to their iteration."""
+    request at `SCREENED_AT` in flight; then the slower ones, each with the one that beat it. Of a prompt, what the
+    prefix cache does not hold is computed; one that decodes run beside takes only what it adds to their iteration."""
+    isl, new_tokens = lengths.isl, lengths.isl - prefix.found_tokens(lengths.isl, lengths.isl_cv)
+    prompt = new_tokens, new_tokens * (isl - new_tokens / 2)
 
     def busy_s(candidate: Candidate) -> float:
-        law, isl = candidate.replica.law, lengths.isl
+        law = candidate.replica.law
         decoding = SCREENED_AT, SCREENED_AT * (isl + lengths.osl / 2)
         decode_s = law.decode_s(*decoding)
         apart = candidate.replica.batching.policy == "prefill_first"
-        prompt_s = law.prefill_alone_s(isl) if apart else law.mixed_s(*decoding, isl, isl * isl / 2) - decode_s
+        prompt_s = law.mixed_s(0, 0, *prompt) if apart else law.mixed_s(*decoding, *prompt) - decode_s
         return prompt_s + lengths.osl * decode_s / SCREENED_AT
 
     fastest: dict[Configuration, Candidate] = {}

@@ -129,7 +129,7 @@ def best_first(
     def look(candidate: Candidate) -> Existing | Rejection:
         return first_look(partial(largest_rate, question, candidate, gpus))
 
-    first, slower = fastest_engines(candidates, question.workload.lengths)
+    first, slower = fastest_engines(candidates, question.workload.lengths, question.workload.prefix)
     sized = [look(candidate) for candidate in first]
     while True:
         carry = sorted((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda fleet: -fleet.rate_per_s)

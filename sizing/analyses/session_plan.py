@@ -459,7 +459,7 @@ def plan_sessions(
     ready, left_out = holding(candidates, load.sessions)
     left_out += rejected
     runs = {id(one): SessionRuns(question, load, one, seed, progress) for one in ready}
-    first, slower = fastest_engines(ready, question.workload.lengths)
+    first, slower = fastest_engines(ready, question.workload.lengths, question.workload.prefix)
     bounds = {id(one): Bound.stable(runs[id(one)], turns) for one in first}
     while bounds or slower:
         if not bounds:

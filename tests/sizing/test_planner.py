@@ -71,6 +71,22 @@ def test_of_engines_with_one_law_the_one_that_decodes_beside_prompts_is_faster()
     assert planner.fastest_engines([apart, beside], Lengths(10, 2000))[0] == [apart], "few prompts to run apart"
 
 
+def test_where_a_prefix_cache_holds_prompts_the_engine_that_computes_them_fast_beats_no_other() -> None:
+    """It decodes slowly, and a rival on two GPUs beats it, but not the engine beside it."""
+    quick, steady = (
+        dataclasses.replace(candidate(law=law), engine=engine)
+        for engine, law in (
+            ("vllm", dataclasses.replace(LAW, token_s=LAW.token_s / 4, overhead_s=4 * LAW.overhead_s)),
+            ("trtllm", LAW),
+        )
+    )
+    rival = dataclasses.replace(candidate(2, LAW.scaled(0.6)), engine="trtllm")
+    asked = question(workload=Workload(Lengths(4000, 200), 200.0, prefix=Prefix(3900, 1.0)))
+    alone = [planner.plan(asked, [each]).answer.gpus for each in (steady, rival, quick)]
+    assert alone == sorted(set(alone))
+    assert planner.plan(asked, [quick, steady, rival]).answer.gpus == alone[0]
+
+
 def test_what_was_skipped_for_a_fleet_that_the_simulation_enlarges_is_sized_after_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

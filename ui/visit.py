@@ -133,7 +133,8 @@ def chosen(label: str, options: Mapping[str, str], key: str, *, help: str | None
 def number_kept(label: str, low: float, high: float, key: str, *, optional: bool = False, **looks: Any) -> Any:
     """Streamlit's number input for what session state has under `key`; the number that it holds.
 
-    A field that is emptied is None if it is `optional`, else the number before: Streamlit would take `low`.
+    A field that is emptied is None if it is `optional`, else the number before: Streamlit would take `low`. Only with a
+    `placeholder` has it a button that empties it (ui/look.py).
     """
     looks = {"persist_state": "session"} | looks
     if not optional:

@@ -255,9 +255,9 @@ def _ask(opened: bool) -> None:
             if name in TEXTS:
                 st.text_input(title, max_chars=120, key=key, placeholder=EXAMPLES.get(name, ""))
             elif name in WHOLE:
-                st.number_input(title, 1, 1_000_000, None, step=1, key=key)
+                st.number_input(title, 1, 1_000_000, None, step=1, key=key, placeholder="None")
             elif name in REAL:
-                st.number_input(title, 0.001, 1_000_000.0, None, format="%g", key=key)
+                st.number_input(title, 0.001, 1_000_000.0, None, format="%g", key=key, placeholder="None")
             else:
                 st.selectbox(title, LAWS, format_func=lambda law: law or TOLD, key=key)
 

@@ -159,7 +159,9 @@ def labels() -> dict[str, str | int]:
         for number, (name, title) in enumerate(LABELS.items()):
             columns[number % 3].text_input(title, max_chars=LONGEST_LABEL, key=f"run_{name}", help=LABEL_HELP)
         with columns[2]:
-            _number("TP (GPUs)", 1, 1024, "run_tp", optional=True, step=1, help="GPUs of a replica.")
+            _number(
+                "TP (GPUs)", 1, 1024, "run_tp", optional=True, step=1, placeholder="None", help="GPUs of a replica."
+            )
     said = {name: str(state[f"run_{name}"]).strip() for name in LABELS}
     return {name: text for name, text in said.items() if text} | ({"tp": state.run_tp} if state.run_tp else {})
 

@@ -13,7 +13,7 @@ import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -35,6 +35,7 @@ from calibration.incoming import Upload, preview
 from calibration.plan import users_of
 from calibration.store import DATABASE_VARIABLE, LIVE, Run, Store
 from sizing import catalog
+from sizing.analyses import relax
 from sizing.analyses.curves import (
     FleetSizes,
     LengthCell,
@@ -47,8 +48,23 @@ from sizing.analyses.daily import Daily, gpus_by_hour
 from sizing.analyses.next_level import LevelChoice, Option, Stop, choose, usable
 from sizing.analyses.pools import Pools
 from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, goodput_prices, sensitivities
-from sizing.analyses.session_plan import SessionLimit, SessionLoad, SessionPlan, plan_sessions, session_question
-from sizing.analyses.traced import TracePlan, busiest_rate_per_s, class_slas, lengths_of, peak_factor, plan_trace
+from sizing.analyses.session_plan import (
+    SessionLimit,
+    SessionLoad,
+    SessionPlan,
+    plan_sessions,
+    session_question,
+    session_ways_out,
+)
+from sizing.analyses.traced import (
+    TracePlan,
+    busiest_rate_per_s,
+    class_slas,
+    class_ways_out,
+    lengths_of,
+    peak_factor,
+    plan_trace,
+)
 from sizing.analyses.verification import Verification, verification
 from sizing.budget import checkpoint
 from sizing.candidates import Choice, catalogued, cautions_at, law_of
@@ -62,19 +78,19 @@ from sizing.fitting import Fit
 from sizing.fitting.result import CoveredRange
 from sizing.memory_use import Misfit, elsewhere, misfits
 from sizing.numbers import percent, significant
-from sizing.plans import Candidate, Fleet, Plan, Rejection
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Deployment, Point
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question
 from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
-from sizing.text import Extras
+from sizing.text import Extras, ways_out_lines
 from sizing.trace import DAY_S, Trace, TraceError, merged
 from sizing.trace_files import FORMATS, read_trace_noted
 from sizing.workload import SHARES, Lengths, Prefix, Sla
 from ui import computing, link
-from ui.computing import Available, Carried, Outcome, Ways, answered, computed, found_for
+from ui.computing import Available, Carried, Outcome, Ways, answered, computed, found_for, title_of
 from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario, example_trace
 from ui.visit import Recorded, remembered, visit
@@ -637,12 +653,22 @@ FleetPlan = TypeVar("FleetPlan", TracePlan, SessionPlan)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply(Generic[FleetPlan]):
-    """The fleets for a trace or for sessions, or the reason why there are none."""
+    """The fleets for a trace or for sessions, or why there are none, with what the limits would have to be."""
 
     found: FleetPlan | None
     title: str = ""
     reason: str = ""
     rejected: tuple[Rejection, ...] = ()
+    ways_out: tuple[str, ...] = ()
+
+
+def _reply(plan: Callable[[], FleetPlan], ways: Callable[[Sequence[Rejection]], Iterable[str]]) -> Reply[FleetPlan]:
+    """The fleets; if no configuration serves, why, and the `ways` to meet the SLA."""
+    try:
+        return Reply(plan())
+    except NoFeasiblePlan as error:
+        missed = error
+    return Reply(None, title_of(missed.rejected), str(missed), missed.rejected, tuple(ways(missed.rejected)))
 
 
 def recorded(name: str, content: bytes) -> Recorded | str:
@@ -776,7 +802,14 @@ def traced(scenario: Scenario, part: Part, trace: Trace, progress: Callable[[str
         question = question_of(asked, trace)
         found = found_for(question, asked.choice, have)
         slas = class_slas(trace, question.sla, part.limits)
-        return Reply(plan_trace(question, trace, *found, slas=slas, progress=progress))
+
+        def ways(rejected: Sequence[Rejection]) -> Iterator[str]:
+            if not trace.classes:
+                yield from ways_out_lines(*relax.ways_out(rejected, question, found[0]))
+            for name, each in class_ways_out(rejected, question, trace, slas, found[0]) if trace.classes else ():
+                yield from (f"{name}: {line}" for line in ways_out_lines(*each))
+
+        return _reply(lambda: plan_trace(question, trace, *found, slas=slas, progress=progress), ways)
 
     most = min(ANSWERS_KEPT, max(1, ANSWERED_KEPT // len(trace)))
     return remembered(visit().trace_answers, (part, asked, have.digest), lambda: answered(plan, Reply), most)
@@ -814,7 +847,10 @@ def for_sessions(
         terms = {name: getattr(asked, name) for name in ("headroom", "spare", "price_per_gpu_hour")}
         question, turns = session_question(asked.model, load, sla, **terms)
         found = found_for(question, asked.choice, have)
-        return Reply(plan_sessions(question, load, turns, *found, progress=progress))
+        return _reply(
+            lambda: plan_sessions(question, load, turns, *found, progress=progress),
+            lambda rejected: ways_out_lines(*session_ways_out(rejected, question, load, found[0])),
+        )
 
     key = (load, limits, asked, have.digest)
     return remembered(visit().session_answers, key, lambda: answered(plan, Reply), ANSWERS_KEPT)

@@ -195,14 +195,15 @@ def answered(ask: Callable[[], T], no: Callable[..., T]) -> T:
     except (TimeLimitReached, NotComputed):
         raise
     except NoFeasiblePlan as error:
-        return no(None, _title(error.rejected), str(error), error.rejected)
+        return no(None, title_of(error.rejected), str(error), error.rejected)
     except CatalogueError as error:
         return no(None, "A name in this question is not known", str(error), ())
     except SizingError as error:
         return no(None, "This question has no answer yet", str(error), ())
 
 
-def _title(rejected: Sequence[Rejection]) -> str:
+def title_of(rejected: Sequence[Rejection]) -> str:
+    """Why none of these is the answer, as a page's title."""
     kinds = {rejection.kind for rejection in rejected}
     if kinds == {"memory"}:
         return "The model does not fit on these GPUs"

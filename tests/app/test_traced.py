@@ -321,6 +321,7 @@ def test_no_fleet_is_told_without_a_count(opened: Open) -> None:
     app = uploaded(opened(replace(ONE, itl=Limit("itl", 99, 0.0001)), **TO_TRACE))
     assert app.title[0].value == "No configuration meets this SLA"
     assert not app.metric and "You need" not in shown(app) and "Nearest miss" in shown(app)
+    assert "instead of 0.1 ms" in shown(app), shown(app)
 
 
 def test_a_dear_trace_is_refused_with_its_reason_above_the_trace(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -356,6 +356,9 @@ def show_no_fleet(found: answers.Reply[TracePlan] | answers.Reply[SessionPlan], 
     """Why no fleet serves a trace or sessions."""
     tell_unreadable(answers.measured_points().problems)
     tell(scenario, Outcome(None, found.title, found.reason, found.rejected))
+    if found.ways_out:
+        ways = (f"- {plain(way)}." for way in found.ways_out)
+        st.markdown("\n".join(["More GPUs do not help; these changes do:", "", *ways]))
     widen(scenario)
     if found.rejected:
         left_out(found.rejected, expanded=True)

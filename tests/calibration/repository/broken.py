@@ -105,6 +105,29 @@ def reshaped(outside: list[int], inside: list[int]) -> Harm:
     return edit("preprocessing", lambda config: config.input.append(mood))
 
 
+def outside_reshaped(folder: Path) -> None:
+    """An input of the ensemble that steps receive in another shape than clients send."""
+    mood = pb.ModelInput(name="mood", data_type=pb.TYPE_INT32, dims=[1, -1])
+    mood.reshape.shape.append(-1)
+    edit("ensemble", lambda config: config.input.append(mood))(folder)
+    step(0, lambda one: one.input_map.update(MOOD="mood"))(folder)
+    reshaped([-1], [-1])(folder)
+
+
+def warmed(batch_size: int = 1, *, lacks: str = "", size: int = 1, kind: int = 0, rank: int = 0) -> Harm:
+    """A sample request for the postprocessing, of the inputs that it needs."""
+
+    def change(config: Any) -> None:
+        sample = config.model_warmup.add(name="first", batch_size=batch_size)
+        for tensor in config.input:
+            if not tensor.optional and tensor.name != lacks:
+                given = sample.inputs[tensor.name]
+                given.data_type, given.zero_data = kind or tensor.data_type, True
+                given.dims.extend([size] * (rank or len(tensor.dims)))
+
+    return edit("postprocessing", change)
+
+
 def control(name: str, kind: str, values: str) -> str:
     return f'control_input {{ name: "{name}" control {{ kind: CONTROL_SEQUENCE_{kind} {values} }} }}'
 
@@ -119,6 +142,12 @@ BATCHER = "dynamic_batching {"
 LOADED = (
     Case("nothing", lambda folder: None, ""),
     Case("backend left out", replace("postprocessing", 'backend: "python"', ""), ""),
+    Case("ensemble's input reshaped", outside_reshaped, ""),
+    Case("warmed up", warmed(), ""),
+    Case("warm-up that is not sent", warmed(0, lacks="SEQUENCE_LENGTH"), ""),
+    Case(
+        "platform of another backend", edit("postprocessing", lambda c: setattr(c, "platform", "onnxruntime_onnx")), ""
+    ),
     Case("step without a batch", edit("postprocessing", lambda c: setattr(c, "max_batch_size", 0)), ""),
     Case(
         "ragged without a batch",
@@ -261,6 +290,11 @@ CASES = (
         "no step writes it",
     ),
     Case("no batch dimension", edit("tensorrt_llm", lambda c: setattr(c, "max_batch_size", 0)), "max_batch_size"),
+    Case("warm-up lacks an input", warmed(lacks="SEQUENCE_LENGTH"), "lacks the input SEQUENCE_LENGTH"),
+    Case("warm-up of any size", warmed(size=-1), "a sample has a size"),
+    Case("warm-up of another type", warmed(kind=pb.TYPE_FP32), "is FP32, the model takes INT32"),
+    Case("warm-up of another shape", warmed(rank=4), "has dims [1, 1, 1, 1]"),
+    Case("warm-up beyond the batch", warmed(9), "batch_size 9 is above max_batch_size (8)"),
     # what Triton's core lets pass
     Case(
         "batching type",

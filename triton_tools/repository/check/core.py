@@ -45,6 +45,7 @@ def core_faults(model: ModelFolder) -> Iterator[Fault]:
     yield from _queue(model)
     yield from _sequences(model)
     yield from _instances(model)
+    yield from _warmups(model)
 
 
 def _names(model: ModelFolder) -> Iterator[Fault]:
@@ -253,3 +254,35 @@ def _instances(model: ModelFolder) -> Iterator[Fault]:
             yield model.refused(f"instance_group of {kind} lists gpus", "instance_group", number, "gpus")
         if group.profile and _backend(model) != "tensorrt":
             yield model.refused("only TensorRT has profiles", "instance_group", number, "profile")
+
+
+def _warmups(model: ModelFolder) -> Iterator[Fault]:
+    """Samples that the model would refuse, with which it does not load. One with a batch_size of 0 is not sent."""
+    config = model.config
+    known = {tensor.name: tensor for tensor in config.input}
+    needed = [tensor.name for tensor in config.input if not tensor.optional]
+    for number, sample in enumerate(config.model_warmup if config.platform != "ensemble" else ()):
+        if not sample.batch_size:
+            continue
+        at, place = f"model_warmup {sample.name!r}", ("model_warmup", number)
+        if sample.batch_size > max(config.max_batch_size, 1):
+            message = f"batch_size {sample.batch_size} is above max_batch_size ({config.max_batch_size})"
+            yield model.refused(f"{at}: {message}", *place, "batch_size")
+        if missing := [name for name in needed if name not in sample.inputs]:
+            yield model.refused(f"{at} lacks the input {', '.join(missing)}", *place)
+        for name, given in sorted(sample.inputs.items()):
+            if -1 in given.dims:
+                yield model.refused(f"{at}: the dims of {name!r} hold -1, but a sample has a size", *place)
+            elif name in known and (why := _unlike(known[name], given)):
+                yield model.refused(f"{at}: {name!r} {why}", *place)
+
+
+def _unlike(tensor: pb.ModelInput, given: pb.ModelWarmup.Input) -> str:
+    """How a sample's tensor differs from the model's input; empty if it does not."""
+    if given.data_type != tensor.data_type:
+        kinds = [named(pb.DataType, one.data_type).removeprefix("TYPE_") for one in (given, tensor)]
+        return f"is {kinds[0]}, the model takes {kinds[1]}"
+    pairs = zip(given.dims, tensor.dims, strict=False)
+    if len(given.dims) != len(tensor.dims) or any(wanted not in (-1, size) for size, wanted in pairs):
+        return f"has dims {list(given.dims)}, the model takes {list(tensor.dims)}"
+    return ""

@@ -151,7 +151,9 @@ def _circles(ensemble: ModelFolder, wires: Mapping[str, Wire]) -> Iterator[Fault
 
 
 def _wire(tensor: pb.ModelInput | pb.ModelOutput, config: pb.ModelConfig, model: str) -> Wire:
-    return Wire(tensor.data_type, tuple(tensor.dims), bool(config.max_batch_size), model)
+    inside = config.HasField("ensemble_scheduling") and tensor.HasField("reshape")  # what clients see is not what flows
+    dims = tensor.reshape.shape if inside else tensor.dims
+    return Wire(tensor.data_type, tuple(dims), bool(config.max_batch_size), model)
 
 
 def _mismatch(name: str, writer: Wire, reader: Wire) -> str:

@@ -147,9 +147,11 @@ def test_an_open_loop_of_aiperf_counts_from_when_requests_were_due() -> None:
     assert found.facts["late_mean_s"] == pytest.approx(0.004)
 
 
-def test_an_open_loop_of_guidellm_counts_from_when_requests_were_due() -> None:
-    point = imported("guidellm_v1.json")
-    assert (point.load_kind, point.load_value) == ("poisson_rate", 18.5)
+@pytest.mark.parametrize(("told", "rate"), [({}, 18.5), ({"rate": 20.0}, 20.0)])
+def test_an_open_loop_of_guidellm_counts_from_when_requests_were_due(told: dict[str, Any], rate: float) -> None:
+    """Whoever says the rate says that the loop is open."""
+    point = imported("guidellm_v1.json", **told)
+    assert (point.load_kind, point.load_value) == ("poisson_rate", rate)
     assert point.ttft_mean_s == pytest.approx(0.104)
     assert (point.e2e_mean_s, point.e2e_p99_s) == (pytest.approx(0.424), pytest.approx(0.484))
 
@@ -163,10 +165,11 @@ def test_an_open_loop_in_guidellms_table_counts_from_when_requests_were_due(tmp_
     rows = (FILES / "guidellm.csv").read_text().replace("concurrent@8", "poisson@18.5").splitlines()
     path = tmp_path / "open.csv"
     path.write_text("\n".join(map(",".join, zip(rows, *columns, strict=True))))
-    (point,) = read(path, deployment={**DEPLOYMENT, "model": None})
-    assert (point.ttft_mean_s, point.ttft_p50_s) == (pytest.approx(0.15), None)
-    assert point.e2e_mean_s == pytest.approx(0.47)
-    assert point.verdict == "client_limited" and "from the sending" not in point.notes
+    for told in ({}, {"rate": 20.0}):
+        (point,) = read(path, deployment={**DEPLOYMENT, "model": None, **told})
+        assert (point.ttft_mean_s, point.ttft_p50_s) == (pytest.approx(0.15), None)
+        assert point.e2e_mean_s == pytest.approx(0.47)
+        assert point.verdict == "client_limited" and "from the sending" not in point.notes
 
 
 def test_the_rate_of_guidellms_table_with_a_warm_up_is_of_the_requests_that_ended_after_it(tmp_path: Path) -> None:

@@ -380,8 +380,9 @@ async def openapi(_: Request) -> Response:
 
 async def nothing_here(request: Request) -> Response:
     """Any other path."""
-    line = one_line(f"{request.url.path}: there is POST {ROOT}/{{{','.join(COMMANDS)}}} and GET {ROOT}/openapi.json")
-    raise Problem(404, "path", "Not found", line)
+    posts, gets = ",".join((*COMMANDS, "compare")), ",".join((*LISTS, "openapi.json"))
+    line = one_line(request.url.path, 100)
+    raise Problem(404, "path", "Not found", f"{line}: there is POST {ROOT}/{{{posts}}} and GET {ROOT}/{{{gets}}}")
 
 
 def processes() -> int:

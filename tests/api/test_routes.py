@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -124,6 +125,15 @@ def test_a_shipped_table_that_is_imported_too_counts_once(tmp_path: Path, monkey
 @pytest.mark.parametrize(("path", "status"), [("points?colour=red", 400), ("nothing", 404), ("", 404), ("plan", 405)])
 def test_other_paths_are_no_answers(address: str, path: str, status: int) -> None:
     assert requests.get(f"{address}/{path}", timeout=60).status_code == status
+
+
+def test_a_wrong_path_is_told_all_that_there_are(address: str) -> None:
+    described = requests.get(f"{address}/openapi.json", timeout=60).json()["paths"]
+    told = problem(requests.get(f"{address}/nothing", timeout=60))[2]
+    for method in ("post", "get"):
+        listed = re.findall(rf"{method.upper()} /api/v1/{{(.*?)}}", told)[0].split(",")
+        wanted = {path.removeprefix("/") for path, ways in described.items() if method in ways}
+        assert wanted == set(listed) - {"openapi.json"}
 
 
 def test_many_at_once_get_the_same_answer(post: Post) -> None:

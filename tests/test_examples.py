@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from runpy import run_path
 
@@ -17,6 +19,24 @@ from lab.mock.process import running
 from lab.mock.service import Script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+LEFT_OUT = [
+    path
+    for room in ("api", "lab", "ui")
+    for path in sorted((EXAMPLES.parent / room).rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
+]
+"""Of the rooms that pytest does not search for examples (`testpaths`): parts of them load only in other environments."""
+
+
+@pytest.mark.parametrize("path", LEFT_OUT, ids=lambda path: str(path.relative_to(EXAMPLES.parent)))
+def test_the_examples_of_docstrings_hold(path: Path) -> None:
+    if "\nimport torch\n" in path.read_text(encoding="utf-8"):
+        pytest.importorskip("torch")
+    module = import_module(".".join(path.relative_to(EXAMPLES.parent).with_suffix("").parts))
+    done = doctest.testmod(module)
+    assert done.attempted and not done.failed
 
 
 def run(*arguments: str | Path, **variables: str) -> str:

@@ -27,7 +27,7 @@ LEFT_OUT = [
     for path in sorted((EXAMPLES.parent / room).rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 ]
-"""Of the rooms that pytest does not search for examples (`testpaths`): parts of them load only in other environments."""
+"""Of the rooms that pytest does not search for examples (`testpaths`): parts of them load only elsewhere."""
 
 
 @pytest.mark.parametrize("path", LEFT_OUT, ids=lambda path: str(path.relative_to(EXAMPLES.parent)))

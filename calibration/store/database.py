@@ -234,10 +234,13 @@ def _read_only(file: Path) -> sqlite3.Connection:
     """Open a file on a read-only mount, or of another user, to list and export it.
 
     If the index (-shm) beside the file's log exists, another program may be writing, and SQLite uses their locks.
-    Otherwise it must be told that the file does not change, because it would try to create that index.
+    Otherwise it must be told that the file does not change, because it would try to create that index. It then passes
+    over the log, so a log that holds something is refused.
     """
-    shared = file.with_name(f"{file.name}-shm").exists()
-    how = "mode=ro" if shared else "immutable=1"
+    shared, log = (file.with_name(f"{file.name}{end}") for end in ("-shm", "-wal"))
+    if not shared.exists() and log.exists() and log.stat().st_size:
+        raise sqlite3.OperationalError(f"the points in its log {log.name} cannot be read without writing beside it")
+    how = "mode=ro" if shared.exists() else "immutable=1"
     return sqlite3.connect(f"{file.as_uri()}?{how}", uri=True, timeout=WAIT_FOR_LOCK_S)
 
 
@@ -328,6 +331,8 @@ def _name(url: sql.URL) -> str:
 def _advice(reason: str) -> str:
     if "full" in reason or "No space left" in reason:
         return "free some space; what was stored before is intact"
+    if "in its log" in reason:
+        return "copy both to a folder of your own"
     if "I/O error" in reason:
         return "the disk refused: check its space, quotas and limits (ulimit -f), and its health"
     if "readonly" in reason:

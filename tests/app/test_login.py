@@ -170,7 +170,7 @@ def test_domains_that_addresses_have_are_taken(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_secrets_of_another_user_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As user 10001 of the image finds a file that only root may read; files that are not there are none of the kind."""
+    """As user 10001 of the image finds a file that only root may read; files that are not there are not."""
     secrets, me = tmp_path / "secrets.toml", os.geteuid()
     secrets.write_text("[auth]\n")
     files = [str(tmp_path / "none.toml"), str(tmp_path), str(secrets)]

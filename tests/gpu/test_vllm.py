@@ -107,7 +107,7 @@ def test_a_server_that_does_not_start_is_told_by_its_last_error(tmp_path: Path) 
 
 
 def test_a_call_that_is_cut_keeps_none_of_the_later_ones_from_measuring(tmp_path: Path) -> None:
-    """A call is killed with all its processes; what measures goes on, and when that has ended the next call measures."""
+    """A call is killed with all its processes; what measures goes on, and once it has ended the next call measures."""
     programs, carry, started, over = (tmp_path / name for name in ("bin", "lab/gpu/carry", "started", "over"))
     for folder in (programs, carry, tmp_path / "out"):
         folder.mkdir(parents=True)

@@ -206,3 +206,14 @@ def test_a_store_on_a_read_only_mount_is_listed_shown_and_exported(
         assert '"run": 2' in told
     assert store.run(run_id).points == 1
     assert level_key(POINT) in store.records(run_id)
+
+
+@pytest.mark.long
+def test_a_log_without_its_index_is_not_passed_over_on_a_read_only_mount(tmp_path: Path) -> None:
+    """As a copy of the two files that were seen to hold something: its points are not missing without a word."""
+    folder = tmp_path / "store"
+    with_a_log(Store(f"sqlite:///{folder / 'points.db'}"))
+    (folder / "points.db-shm").unlink()
+    told = on_a_read_only_mount(folder)
+    refused = told.count("the points in its log points.db-wal cannot be read")
+    assert refused == told.count(": exit 2") == len(READING) + 1

@@ -61,6 +61,9 @@ START_PRICE, KV_PRICE, BUDGET_PRICE, POLICY_PRICE, LOOKAHEAD_PRICE = 10.0, 3.0, 
 """Added to the cost of an explanation whose users began together, of one with a KV cache of its own, of one with
 another token budget, policy or look-ahead than the engine's defaults: what each must gain to be believed. The first is
 of TTFT that is trusted in full; the less it is, the less there is to gain."""
+CHUNK_PRICE = 20.0
+"""In place of BUDGET_PRICE, where an MoE model's prompts are cut: what an iteration with a prompt costs it whatever the
+tokens, smaller chunks explain as well at the lengths that were measured, and are far off where prompts are longer."""
 LITTLE = 0.01
 """Changes of the law's error that do not move the fit: those of the measurement are 2 to 4 %."""
 
@@ -134,7 +137,10 @@ class Trial:
         batching, usual = self.parameters.base.batching, self.observed.defaults
         price += POLICY_PRICE * (usual.policy not in (None, batching.policy))
         price += LOOKAHEAD_PRICE * (batching.lookahead_steps != usual.lookahead_steps)
-        return self.cost + price + BUDGET_PRICE * (batching.token_budget not in usual.token_budgets)
+        if batching.token_budget not in usual.token_budgets:
+            has_experts = self.parameters.base.law.unread_decay > 0
+            price += CHUNK_PRICE if has_experts and batching.cuts_prompts else BUDGET_PRICE
+        return self.cost + price
 
     def search(self, evaluations: int, stride: float, *, central: bool = False, carried: bool = False) -> Trial:
         """Move the numbers towards the least cost, in at most so many steps.

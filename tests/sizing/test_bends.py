@@ -44,7 +44,16 @@ from sizing.fitting.levels import (
 )
 from sizing.fitting.parameters import BEND_SD, EXACT, PROMPT_BEND_SD, LawError, bend_of, law_parameters, moved
 from sizing.fitting.result import Variants
-from sizing.fitting.search import BESIDE_KERNELS, POLICY_PRICE, Known, Trial, guess, law_of_points
+from sizing.fitting.search import (
+    BESIDE_KERNELS,
+    BUDGET_PRICE,
+    CHUNK_PRICE,
+    POLICY_PRICE,
+    Known,
+    Trial,
+    guess,
+    law_of_points,
+)
 from sizing.points import UNTOLD, Point
 from sizing.queueing import predict
 from sizing.simulator import simulate
@@ -595,6 +604,23 @@ def test_another_policy_than_the_engine_s_own_must_gain_its_price(engine: str, p
     for trial in trials:
         trial.cost = 7.0  # alike
     assert trials[1].claim - trials[0].claim == price
+
+
+@pytest.mark.parametrize(
+    ("policy", "unread_decay", "price"),
+    [("chunked", 0.9, CHUNK_PRICE), ("chunked", 0.0, BUDGET_PRICE), ("whole_prompt", 0.9, BUDGET_PRICE)],
+)
+def test_other_chunks_than_the_engine_s_own_must_gain_more_of_an_moe_model(
+    policy: Policy, unread_decay: float, price: float
+) -> None:
+    points = tuple(level(users) for users in (1, 4))
+    prior, claims = GPU.with_values(unread=0.9, unread_decay=unread_decay), []
+    for budget in (Observed(points, protocol=Protocol("ramp")).defaults.token_budgets[0], 1024):
+        parameters = law_parameters(*guess(points, prior), Batching(policy, token_budget=budget), prior)
+        trial = Trial(Observed(points, protocol=Protocol("ramp")), parameters)
+        trial.cost = 7.0  # alike
+        claims.append(trial.claim)
+    assert claims[1] - claims[0] == price
 
 
 def test_levels_that_were_fitted_are_predicted_as_measured() -> None:

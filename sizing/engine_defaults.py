@@ -22,6 +22,7 @@ class _Row(NamedTuple):
     of a server that computes on a CPU, 0 where they are not known. The other fields are those of EngineDefaults."""
 
     policy: Policy | None = None
+    policies: tuple[Policy, ...] = ("chunked", "prefill_first", "whole_prompt")
     looks_ahead_since: tuple[int, ...] = ()
     kv_policy: KvPolicy = "guaranteed_no_evict"
     kv_block_tokens: int = 1
@@ -67,6 +68,7 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
         # it first. Chunks of prompts: SGLang 0.5.23, `arg_groups/memory_hook.py`; mem_fraction_static.
         "sglang": _Row(
             "prefill_first",
+            policies=("chunked", "prefill_first"),
             looks_ahead_since=(0, 4),
             max_batch_size=((0, 2048),),
             token_budget=((0, 2048), (20 * _GIB, 4096), (60 * _GIB, 8192), (160 * _GIB, 16_384)),
@@ -77,6 +79,7 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
         # `max_batch_size` of trtllm-serve and trtllm-build; free_gpu_memory_fraction.
         "trtllm": _Row(
             "whole_prompt",
+            policies=("chunked", "whole_prompt"),
             looks_ahead_since=(1, 0),
             kv_block_tokens=32,
             max_batch_size=((0, 2048),),
@@ -104,13 +107,15 @@ class EngineDefaults:
     """Settings of an engine that nobody set.
 
     `policy` (None: not known), `lookahead_steps`, `kv_policy`, `kv_block_tokens` and `max_batch_size` are those of
-    Batching. `token_budgets`: the likeliest first, more than one where it depends on a memory that is not known.
+    Batching. `policies`: the ways of in-flight batching that the engine has. `token_budgets`: the likeliest first,
+    more than one where it depends on a memory that is not known.
     The KV cache may have `memory_share` of a GPU's memory: of all of it, weights included, or of what weights and
     activations leave free, as `memory_of` says. `send_s` is what the front end takes to send a token
     (`StepLaw.send_s`), on which fits lean: 0 where no server has shown it.
     """
 
     policy: Policy | None
+    policies: tuple[Policy, ...]
     lookahead_steps: float
     kv_policy: KvPolicy
     kv_block_tokens: int
@@ -157,6 +162,7 @@ def engine_defaults(engine: str, version: str = "", gpu: str = "", memory_bytes:
     budgets = tuple(dict.fromkeys(_at(row.token_budget, each) for each in likely_bytes))
     return EngineDefaults(
         policy=row.policy,
+        policies=row.policies,
         lookahead_steps=float(not is_cpu and _is_since(version, row.looks_ahead_since)),
         kv_policy=row.kv_policy,
         kv_block_tokens=row.kv_block_tokens,

@@ -417,13 +417,14 @@ def _candidates(
     if batching is not None:
         return (batching,)
     told_policy, told_budget = scheduling.policy, scheduling.token_budget
-    policies: tuple[Policy, ...] = (told_policy,) if told_policy else ("chunked", "prefill_first", "whole_prompt")
+    one = points[0]
+    defaults = defaults_of(one)
+    policies: tuple[Policy, ...] = (told_policy,) if told_policy else defaults.policies
     if scheduling.batch_wait_steps and not told_policy:
         policies = ("chunked", "whole_prompt")  # the others know no such wait
     decoding_most = max(decoding(point) for point in points)
     busy = max(busiest(points), math.ceil(decoding_most))
-    longest, one = max(point.isl for point in points), points[0]
-    defaults = defaults_of(one)
+    longest = max(point.isl for point in points)
     budgets = (told_budget,) if told_budget else _budgets_that_differ(defaults.token_budgets, busy * (longest + 1))
     # Where more sequences decode at once than a limit allows, by Little's law, it is not the limit; where fewer users
     # were there than a limit allows, no lower one is believed.

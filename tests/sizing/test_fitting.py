@@ -126,6 +126,13 @@ def test_the_policy_is_told_from_the_points() -> None:
     assert fitted("chunked").batching.policy in ("chunked", "whole_prompt")  # the same engine while prompts are short
 
 
+@pytest.mark.parametrize(("engine", "has"), [("trtllm", ("chunked", "whole_prompt")), ("sglang", ("prefill_first",))])
+def test_an_engine_has_no_policy_that_it_cannot_have(engine: str, has: tuple[Policy, ...]) -> None:
+    """TensorRT-LLM runs no prompts apart from the decodes, whatever the points are like."""
+    points = measure(Replica(GPU, Batching("prefill_first")), engine=engine)
+    assert fit(points).batching.policy in has
+
+
 @pytest.mark.parametrize("told", [None, 8192])
 def test_whole_prompts_wait_for_room_in_a_budget_that_was_told(told: int | None) -> None:
     points = measure(Replica(GPU, Batching("whole_prompt")), batching="whole_prompt", token_budget=told)

@@ -360,6 +360,27 @@ def test_attention_of_several_ranks_has_a_batch_on_each() -> None:
     assert series.points[0].tp == 4
 
 
+def test_a_server_of_eight_gpus_is_not_one_of_64() -> None:
+    """InferenceX's "tp: 8, ep: 8" is in the sample as a TP of 64, alone and with data-parallel attention; its halves
+    stay as they were."""
+    source = "silicon_concurrency={}; workflow_run_id=337"
+    product = {"model_path": "some/MoE", "moe_tp_size": "8.0", "moe_ep_size": "8.0"}
+
+    def gpus(**cells: str) -> int:
+        ranks = int(cells.get("attention_dp_size", "1"))
+        rows = [
+            sample_row(n, silicon_data_source=source.format(n), batch_size=f"{n / ranks}") | product | cells
+            for n in LEVELS
+        ]
+        (series,) = grouped(rows).series
+        assert series.server[5] == str(float(cells["tp_size"]))
+        return series.points[0].tp
+
+    assert gpus(tp_size="64") == gpus(tp_size="1", attention_dp_size="64") == 8
+    assert gpus(tp_size="8", moe_ep_size="1") == 8
+    assert gpus(tp_size="72", moe_tp_size="72", moe_ep_size="1") == 72
+
+
 @pytest.mark.parametrize("mark", ["; wip=False", ""])
 def test_lengths_of_rows_from_inferencex_vary(mark: str) -> None:
     """Marked or not: all rows but NVIDIA's own are InferenceX's."""

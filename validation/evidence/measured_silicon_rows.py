@@ -29,6 +29,8 @@ ROUNDS = 10
 """Requests of each user, the burst of the first included."""
 LEAST_LEVELS = 5
 """Four to fit and one to predict."""
+LARGEST_SERVER = 8
+"""GPUs of the servers that InferenceX measured one at a time (``multinode: false`` in its configurations)."""
 FALLS = 0.9
 """A mean ITL below this share of that at fewer users: rows of several configurations under one name."""
 SAME, SHARED = 0.005, 3
@@ -184,6 +186,13 @@ def _ranks(row: Cells) -> int:
     return 1 if math.isnan(ranks) else round(ranks)
 
 
+def _gpus(row: Cells, varied: bool) -> int:
+    """GPUs of a server. InferenceX tells TP and EP of the same GPUs: its "tp: 8, ep: 8" is one server of eight, for
+    which the sample has the product, a TP of 64 with experts split eight ways by matrix and eight ways whole."""
+    gpus, split = round(number(row, "tp_size")) * _ranks(row), number(row, "moe_tp_size")
+    return round(split) if varied and gpus > LARGEST_SERVER and split == number(row, "moe_ep_size") else gpus
+
+
 def _point(server: tuple[str, ...], row: Cells, users: int, varied: bool) -> Point:
     model, gpu, precision, engine, version, *_ = server
     mean = 0.9 if varied else 1.0
@@ -194,7 +203,7 @@ def _point(server: tuple[str, ...], row: Cells, users: int, varied: bool) -> Poi
         model=model,
         precision=_precisions(model).get(precision, precision),
         gpu=gpu,
-        tp=round(number(row, "tp_size")) * _ranks(row),
+        tp=_gpus(row, varied),
         engine=engine,
         engine_version="" if version == "nan" else version,
         isl=mean * number(row, "isl"),

@@ -459,14 +459,18 @@ def _candidate(
     return Candidate(*names, whole, "estimated", source, sigma, engine=engine, warnings=warnings)
 
 
-def _precision(model: Model, gpu: Gpu, asked: str) -> Precision:
-    offered = catalog.precisions(gpu, model)
+def _offered(model: Model, gpu: Gpu, asked: str) -> Precision | None:
     wanted = catalog.precision_named(asked)
     if wanted == "fp8" and model.checkpoint == "fp8_block":
         wanted = "fp8_block"  # the only fp8 in which this checkpoint exists
-    for precision in offered:
-        if precision == wanted:
-            return precision
+    return wanted if wanted in catalog.precisions(gpu, model) else None
+
+
+def _precision(model: Model, gpu: Gpu, asked: str) -> Precision:
+    found = _offered(model, gpu, asked)
+    if found is not None:
+        return found
+    offered = catalog.precisions(gpu, model)
     known = f"offers {', '.join(offered)}" if offered else f"cannot run its {model.checkpoint} checkpoint"
     raise EstimateUnavailable(f"{model.name} in {asked} on {gpu.id}: no such estimate; {gpu.id} {known} for this model")
 
@@ -562,7 +566,7 @@ def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
     gpu = deployment.gpu.lower()
     if model is None or precision is None or gpu not in gpus():
         return None
-    layout = Layout(deployment.tp, deployment.pp)
+    model, layout = _packed(model, catalog.gpu(gpu), precision), Layout(deployment.tp, deployment.pp)
     try:
         engine = engine_named(deployment.engine)
         names = model.id, gpu, layout, precision
@@ -575,6 +579,13 @@ def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
     if law.attention_s == 0:  # too small to show in the timings of a prompt, so taken from the shape
         law = law.with_values(attention_s=law.token_s * attention_share(model))
     return DayZero(law, known.relative_sigma, known.replica.batching.kv_tokens)
+
+
+def _packed(model: Model, gpu: Gpu, precision: Precision) -> Model:
+    """The model; where it was not published in this precision, another of its shape that was: names of measured servers
+    often leave out how the checkpoint was packed."""
+    alike = (other for other in catalog.models().values() if other.shape == model.shape)
+    return next((each for each in (model, *alike) if _offered(each, gpu, precision)), model)
 
 
 def attention_share(model: Model) -> float:

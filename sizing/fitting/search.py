@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sizing.engine import COEFFICIENTS, FREE, Batching, Replica, StepLaw
 from sizing.errors import FitError
+from sizing.estimate.silicon import REQUEST_S
 from sizing.fitting.levels import (
     FULL,
     MOST_DISTRUSTED,
@@ -383,9 +384,11 @@ GPU's bandwidth and FLOP/s."""
 TIMED_TOKEN_SIGMA = 0.12
 """The same of the arithmetic of a dense model's token where its kernels were timed: large matrix products take what
 they take, and what one level or one ISL seems to say against that is mostly the start of its users or another rule."""
-MIXTURE_SIGMAS = {"weights_s": 0.5, "overhead_s": 0.25}
-"""The same for an MoE model of which one level was measured: what its estimate misses there is mostly the time that
-experts take, read by the batch, and hardly what every step takes."""
+MIXTURE_SIGMAS = {"weights_s": 0.5, "overhead_s": 0.25, "prefill_s": 0.5, "request_s": 0.7}
+"""The same for an MoE model of which one level was measured: what its estimate misses in ITL is mostly the time that
+experts take, read by the batch, and hardly what every step takes; what it misses in TTFT is mostly outside the
+iterations, up to `REQUEST_S`, or the start of the users. Where it was put down to what an iteration with a prompt costs
+beside, this grew to 35 times what was timed, and ITL at other loads with it."""
 BESIDE_KERNELS = 2.7
 """What an iteration of an MoE model with a prompt costs beside its tokens, over what summed kernels give for it: from
 published servers, each pair of lengths predicted from the others. Short prompts hardly separate the two, and whatever
@@ -420,6 +423,8 @@ def guess(
         if of_one_level(points) and prior.weights_s > 0:
             centre[~known] += math.log(LITTLE_OF_NOTHING)
             own = {"token_s": PROMPT_SIGMA} | (MIXTURE_SIGMAS if prior.unread > 0 else {})
+            if prior.unread > 0 and prior.request_s == 0 and (left_s := _beside_prompt_s(points, prior)) > 0:
+                centre[COEFFICIENTS.index("request_s")] = math.log(min(REQUEST_S, left_s))
             sigma[[COEFFICIENTS.index(name) for name in own]] = list(own.values())
     return centre, sigma, shared
 
@@ -433,14 +438,24 @@ def _unqueued(points: Sequence[Point], prior: StepLaw | None) -> Sequence[Point]
     """The points as the first guess reads them: TTFT of several users is mostly a queue of prompts, whose length
     nothing tells, so where no user was alone a prompt takes no longer than by `prior`, scaled to the ITL of the
     fewest."""
+    if prior is None or prior.weights_s <= 0 or min(map(in_flight, points)) <= 1:
+        return points
+    shorter_s = [min(ttft_s(point), own_s) for point, own_s in zip(points, _alone_s(points, prior), strict=True)]
+    return [replace(point, ttft_mean_s=own_s) for point, own_s in zip(points, shorter_s, strict=True)]
+
+
+def _alone_s(points: Sequence[Point], prior: StepLaw) -> list[float]:
+    """The time of each point's prompt alone by `prior`, scaled to the ITL of the fewest users."""
     calm = min(points, key=in_flight)
     users = in_flight(calm)
-    if prior is None or prior.weights_s <= 0 or users <= 1:
-        return points
     slower = itl_s(calm) / float(prior.decode_s(users, users * (calm.isl + calm.osl / 2)))
-    alone_s = [slower * float(prior.prefill_alone_s(point.computed_tokens)) for point in points]
-    shorter_s = [min(ttft_s(point), own_s) for point, own_s in zip(points, alone_s, strict=True)]
-    return [replace(point, ttft_mean_s=own_s) for point, own_s in zip(points, shorter_s, strict=True)]
+    return [slower * float(prior.prefill_alone_s(point.computed_tokens)) for point in points]
+
+
+def _beside_prompt_s(points: Sequence[Point], prior: StepLaw) -> float:
+    """What TTFT leaves beside the prompt alone and the iteration that it waits for, of the point that leaves least."""
+    alone = zip(points, _alone_s(points, prior), strict=True)
+    return min(ttft_s(point) - itl_s(point) - own_s for point, own_s in alone)
 
 
 def share_read(law: StepLaw | None, tokens: float) -> float:

@@ -378,7 +378,9 @@ def test_a_server_of_eight_gpus_is_not_one_of_64() -> None:
 
     assert gpus(tp_size="64") == gpus(tp_size="1", attention_dp_size="64") == 8
     assert gpus(tp_size="8", moe_ep_size="1") == 8
-    assert gpus(tp_size="72", moe_tp_size="72", moe_ep_size="1") == 72
+    pools = {"tp_size": "72", "moe_tp_size": "72", "moe_ep_size": "1"}  # three of 8 GPUs and one of 48
+    rows = [sample_row(n, silicon_data_source=source.format(n)) | product | pools for n in LEVELS]
+    assert grouped(rows).dropped == (("with prefill and decode on separate servers", LEAST_LEVELS),)
 
 
 @pytest.mark.parametrize("mark", ["; wip=False", ""])

@@ -132,7 +132,7 @@ def grouped(table: Iterable[Cells]) -> Sample:
 
 def _useless(row: Cells) -> str:
     """Why a row cannot be used; empty if it can."""
-    if row["mode"] != "agg":
+    if row["mode"] != "agg" or _is_of_pools(row):
         return "with prefill and decode on separate servers"
     users = _users(row)
     if users is None:
@@ -140,6 +140,12 @@ def _useless(row: Cells) -> str:
     if users != number(row, "batch_size") * _ranks(row):
         return "whose concurrency is not the batch"
     return ""
+
+
+def _is_of_pools(row: Cells) -> bool:
+    """True where InferenceX's GPUs of all pools together stand as one TP: 72 of GB200 are three prefill servers of 8
+    and one of 48 that decodes, by its configurations, and 128 heads are not divided by 72."""
+    return of_inferencex(row) and number(row, "tp_size") > LARGEST_SERVER and number(row, "moe_ep_size") == 1
 
 
 def _useless_series(series: Series, found: Iterable[Series]) -> str:

@@ -50,7 +50,7 @@ table. What was decided: that what fitted levels show beyond the law is carried 
 to other lengths; that a fifth of an answer between levels is the straight line, and three tenths of a mean TTFT
 beyond the most users; how far to trust a mean TTFT that nobody judged steady, and the timings of a token's
 arithmetic; what attention costs where timings do not show it, and what MoE models add to an iteration with a prompt;
-and what a batching policy other than the engine's default must gain to be believed.
+and what a batching policy, or chunks of prompts, other than the engine's default must gain to be believed.
 
 *Bands* are 90 % bands of the same predictions. Those of mean TTFT of dense servers at other lengths hold nearly all
 figures here, and 84 % of 628 in the half used for the choices, which has the servers of Llama-3.1-8B: 88 % of all.
@@ -60,8 +60,9 @@ figures here, and 84 % of 628 in the half used for the choices, which has the se
 The same series, each fitted to one of its levels, which scales the day-zero law of model and GPU: the middle level;
 the note has the lowest and the highest. The rest of the series (*other loads*) and the nearest other lengths of the
 same server (*other lengths*) are predicted. Beside it stand the day-zero estimate alone, and the fit of four levels
-at levels that it has not seen. How far estimates err together was chosen on the half that is not in the table. The
-measured TTFT includes the burst of the start, which one level cannot reveal.
+at levels that it has not seen. How far estimates err together, and what a long TTFT says of an MoE model's prompts, was
+chosen on the half that is not in the table. The measured TTFT includes the burst of the start, which one level cannot
+reveal.
 
 ### Estimates
 

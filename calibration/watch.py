@@ -91,9 +91,13 @@ class Planned:
 
     @property
     def not_compared(self) -> list[str]:
-        """A sentence for each limit that has no histogram."""
+        """A sentence for each limit on a share of requests, and one for those of classes: neither has a histogram."""
         shares = [limit.name for limit in self.report.limits if limit.metric in SHARES]
-        return [f"The plan's limit on {name} is not compared: histograms have no such share" for name in shares]
+        found = [f"The plan's limit on {name} is not compared: histograms have no such share" for name in shares]
+        if self.report.traffic and self.report.traffic.classes:
+            named = ", ".join(f"{limit.name} of {limit.of}" for limit in self.report.traffic.classes)
+            found.append(f"The plan's limits of classes are not compared ({named}): histograms hold all requests")
+        return found
 
     def factor(self, limit: LimitRow, per_replica_per_s: float) -> float:
         """The ratio of a limited percentile at a load to that at the planned load, by the curve; infinite beyond."""

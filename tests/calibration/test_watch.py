@@ -161,6 +161,19 @@ def test_nobody_takes_a_limit_for_kept_that_was_not_looked_at(
     assert NOT_COMPARED in found["notes"]
 
 
+def test_limits_of_classes_are_named_as_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Servers' histograms hold the requests of all classes."""
+    trace, saved = tmp_path / "trace.csv", tmp_path / "plan.json"
+    rows = [f"{number / 2},500,50,{'chat' if number % 3 else 'code'}" for number in range(600)]
+    trace.write_text("\n".join(["arrival_s,isl,osl,class", *rows, ""]))
+    asked = ["--trace", str(trace), "--tp", "2", "--engine", "vllm", "--ttft", "p95:2s", "--class", "chat:ttft=p90:1s"]
+    code, out, _ = run(["plan", "--model", "Qwen/Qwen3-32B", "--gpu", "h200_sxm", *asked, "--json"], capsys)
+    assert code == 0
+    saved.write_text(out)
+    (said,) = Planned.of(saved).not_compared
+    assert "p90 TTFT of chat" in said and "p95 TTFT of code" in said and "not compared" in said
+
+
 def test_the_model_of_the_plan_is_taken_of_several(
     plan: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -225,24 +225,26 @@ def watched(plan: Planned, source: Source, window_s: float, at_s: float, replica
         mean = found.mean if found else source.mean_tokens(side, window_s, at_s)
         rows.append(_length(plan, side, mean, requests))
         if mean is None and requests:
-            notes.append(f"{source.exposition.title} has no metrics of {side.upper()} here")
+            notes.append(_lacking(source, side.upper()))
     seen = {what: source.histogram(what, window_s, at_s) for what in _metrics(plan)}
-    if seen.get("itl") is None and (gaps := source.histogram("gap", window_s, at_s)):
+    lacking = [what for what, histogram in seen.items() if histogram is None and requests]
+    if "itl" in lacking and (gaps := source.histogram("gap", window_s, at_s)):
+        lacking.remove("itl")
         notes.append(
-            f"{source.exposition.title} has single gaps between tokens, not each request's mean (ITL): their p50 is "
-            f"{milliseconds(gaps.quantile(0.5))}, their p95 {milliseconds(gaps.quantile(0.95))}"
+            f"There are single gaps between tokens from {source.exposition.title}, not each request's mean (ITL): "
+            f"their p50 is {milliseconds(gaps.quantile(0.5))}, their p95 {milliseconds(gaps.quantile(0.95))}"
         )
-    notes += [
-        f"{source.exposition.title} has no metrics of {metric_name(what)} here"
-        for what, histogram in seen.items()
-        if histogram is None and requests and what != "itl"
-    ]
+    notes += [_lacking(source, metric_name(what)) for what in lacking]
     rows += [_limited(plan, limit, seen[metric_of(limit)], rate_per_s / serving) for limit in plan.limits] + _unlimited(
         plan, seen
     )
     if not requests:
         notes.append("No request was answered in this time")
     return WatchedLoad(source, at_s, window_s, requests, serving, tuple(rows), tuple(notes))
+
+
+def _lacking(source: Source, name: str) -> str:
+    return f"There are no metrics of {name} from {source.exposition.title} here"
 
 
 def _metrics(plan: Planned) -> tuple[Metric, ...]:

@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, float]] = {
     "brief": {"osl": 0.5},
     "coarse": {},
     "idle": {"rate": 0.0},
+    "mute": {},
 }
 """What differs from the plan, as a factor, by name of the model."""
 
@@ -63,6 +64,8 @@ def url(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             total = requests * mean
             past.histogram(f"vllm:request_{name}_tokens", labels, {1e5: requests, math.inf: 0.0}, total, begin_s, end_s)
         for latency in planned.fleet.latencies:
+            if (model, latency.metric) == ("mute", "itl"):
+                continue
             name = {
                 "ttft": "time_to_first_token",
                 "itl": "request_time_per_output_token",
@@ -132,6 +135,15 @@ def test_people_read_one_table(plan: Path, url: str, capsys: pytest.CaptureFixtu
     assert (code, err) == (1, "")
     assert "vLLM, model slow, last 15 minutes" in printed and printed.rstrip().endswith("Outside the plan.")
     assert "p95 ITL" in printed and "above, over the limit" in printed
+
+
+def test_a_limited_latency_that_servers_do_not_report_is_named(
+    plan: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Triton, for one, has neither ITL nor gaps."""
+    code, printed, _ = watch(plan, url, "mute", capsys)
+    assert code == 0 and "There are no metrics of ITL from vLLM here." in printed
+    assert "no metrics of" not in watch(plan, url, "as-planned", capsys)[1]
 
 
 @pytest.fixture

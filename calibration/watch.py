@@ -15,6 +15,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from calibration.demand import law_in
 from calibration.prometheus import (
     EXPOSITIONS,
     Exposition,
@@ -223,7 +224,7 @@ def watched(plan: Planned, source: Source, window_s: float, at_s: float, replica
     for side in ("isl", "osl"):
         found = source.histogram(side, window_s, at_s)
         mean = found.mean if found else source.mean_tokens(side, window_s, at_s)
-        rows.append(_length(plan, side, mean, requests))
+        rows.append(_length(plan, side, mean, requests, found))
         if mean is None and requests:
             notes.append(_lacking(source, side.upper()))
     seen = {what: source.histogram(what, window_s, at_s) for what in _metrics(plan)}
@@ -263,11 +264,12 @@ def _load(plan: Planned, requests: float, window_s: float, share: float) -> Row:
     return Row("load", "requests/s", "requests/s", most, 0.0, most, rate, max(0.0, rate - error), rate + error)
 
 
-def _length(plan: Planned, side: str, mean: float | None, requests: float) -> Row:
+def _length(plan: Planned, side: str, mean: float | None, requests: float, found: Histogram | None) -> Row:
+    """A mean length; the standard error is that of lengths as the histogram has them, or without one as planned."""
     planned = plan.report.given(side)
     if planned is None or mean is None:
         return Row("lengths", f"mean {side.upper()}", "tokens", planned, live=mean)
-    cv = plan.report.given(f"{side}_cv") or 0.0
+    cv = law_in(found).cv if found else plan.report.given(f"{side}_cv") or 0.0
     error = Z90 * cv * mean / math.sqrt(max(requests, 1.0))
     band = planned * (1 - LENGTHS_WITHIN), planned * (1 + LENGTHS_WITHIN)
     return Row("lengths", f"mean {side.upper()}", "tokens", planned, *band, mean, max(0.0, mean - error), mean + error)

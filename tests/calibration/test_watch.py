@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibration.demand import law_in
+from calibration.prometheus import Histogram
 from calibration.watch import Planned, Row
 from sizing.cli import main
 from tests.calibration.prometheus_server import Past, asked, prometheus, ramp
@@ -37,6 +39,7 @@ CASES: dict[str, dict[str, float]] = {
     "coarse": {},
     "idle": {"rate": 0.0},
     "mute": {},
+    "few": {"rate": 1e-3, "isl": 1.2},
 }
 """What differs from the plan, as a factor, by name of the model."""
 
@@ -252,6 +255,28 @@ def test_a_plan_without_an_answer_is_none_to_watch(tmp_path: Path, capsys: pytes
     path.write_text(json.dumps({"feasible": False, "why": "too slow", "rejected": []}))
     code, _, err = run(["watch", "--plan", str(path), "--dashboard", str(tmp_path / "x.json")], capsys)
     assert code == 2 and "it holds no answer to compare with" in err and err.count("\n") == 1
+
+
+def test_a_mean_length_is_as_sure_as_lengths_vary(plan: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mean of some twenty requests of any length says little, though the plan is for one length."""
+    assert not Planned.of(plan).report.given("isl_cv")
+    _, found = told(plan, url, "few", capsys)
+    (isl,) = (row for row in found["rows"] if row["name"] == "mean ISL")
+    assert found["requests"] < 30 and isl["live"] == pytest.approx(1.2 * isl["planned"])
+    assert isl["verdict"] == "unclear"
+
+
+def test_means_of_lengths_are_within_their_interval_as_often_as_promised() -> None:
+    """90 % of the samples of 200 lognormal lengths, cv 0.8, in vLLM's buckets; wide buckets only add to it."""
+    rng, edges = np.random.default_rng(1), [*(1.0 * m * 10**e for e in range(5) for m in (1, 2, 5)), math.inf]
+    sigma = math.sqrt(math.log(1 + 0.8**2))
+    within = 0
+    for lengths in np.ceil(rng.lognormal(math.log(800), sigma, (400, 200))):
+        counts, _ = np.histogram(lengths, [0.5, *(edge + 0.5 for edge in edges)])
+        law = law_in(Histogram(tuple(edges), tuple(map(float, counts)), float(lengths.sum())))
+        error = 1.645 * law.cv * lengths.mean() / math.sqrt(len(lengths))
+        within += abs(lengths.mean() - 800 * math.exp(sigma**2 / 2) - 0.5) <= error
+    assert 0.88 <= within / 400 <= 0.97
 
 
 SECONDS = st.floats(1e-3, 1e3)

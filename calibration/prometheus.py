@@ -328,6 +328,13 @@ class Source:
         """Requests answered in the `span_s` seconds up to `at_s`."""
         return self._increase(self.exposition.requests, {}, span_s, at_s) or 0.0
 
+    def reaches_across(self, span_s: float, at_s: float) -> bool:
+        """Whether the first and the last quarter of the `span_s` seconds up to `at_s` have samples. Without them the
+        requests are those of a shorter time, and their rate over the whole would be too low."""
+        quarter_s = math.ceil(span_s / 4)
+        promql = f"count(count_over_time({self.exposition.requests}{selector(self.labels)}[{promql_span(quarter_s)}]))"
+        return all(self.server.query(promql, end_s) for end_s in (at_s - span_s + quarter_s, at_s))
+
     def counts(self, start_s: float, end_s: float, step_s: float) -> list[tuple[float, float]]:
         """Requests answered in each step of `step_s` seconds, by the end of the step."""
         promql = f"sum(increase({self.exposition.requests}{selector(self.labels)}[{promql_span(step_s)}]))"

@@ -21,8 +21,10 @@ from calibration.prometheus import (
     Exposition,
     Family,
     Histogram,
+    PrometheusError,
     Source,
     labels_of,
+    promql_span,
     selector,
     server_of,
     server_options,
@@ -214,8 +216,14 @@ def _moved(row: Row) -> str:
 def watched(plan: Planned, source: Source, window_s: float, at_s: float, replicas: float | None = None) -> WatchedLoad:
     """The figures of a window compared with the plan's. `replicas`: those serving now, by default the plan's.
 
-    Raises PrometheusError if the server lacks the metrics.
+    Raises PrometheusError if the server lacks the metrics, or has them for a part of the window only.
     """
+    if not source.reaches_across(window_s, at_s):
+        raise PrometheusError(
+            f"{source.server.url}: samples of {source.exposition.requests} begin or end inside the "
+            f"{promql_span(window_s)} asked for, whose rate they do not tell: give a --window that they cover, of four "
+            "scrapes or more"
+        )
     requests = source.requests(window_s, at_s)
     serving = replicas or plan.working
     rate_per_s = requests / window_s

@@ -40,6 +40,8 @@ CASES: dict[str, dict[str, float]] = {
     "idle": {"rate": 0.0},
     "mute": {},
     "few": {"rate": 1e-3, "isl": 1.2},
+    "new": {"rate": 1.5},
+    "gone": {},
 }
 """What differs from the plan, as a factor, by name of the model."""
 
@@ -56,11 +58,12 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Prometheus with metrics of vLLM for each of `CASES`: lognormal latencies through the plan's p50 and p95."""
-    planned, past, end_s = Planned.of(plan), Past(), time.time() + AHEAD_S
-    begin_s = end_s - SPAN_S
+    planned, past, now_s = Planned.of(plan), Past(), time.time()
     for model, factors in CASES.items():
         labels = {"model_name": model}
-        requests = 0.98 * planned.rate_per_s * factors.get("rate", 1.0) * SPAN_S
+        end_s = now_s + (-300 if model == "gone" else AHEAD_S)
+        begin_s = now_s - 300 if model == "new" else end_s - SPAN_S
+        requests = 0.98 * planned.rate_per_s * factors.get("rate", 1.0) * (end_s - begin_s)
         past.counter("vllm:request_success_total", labels, ramp(requests, begin_s, end_s))
         for side, name in (("isl", "prompt"), ("osl", "generation")):
             mean = (planned.report.given(side) or 0.0) * factors.get(side, 1.0)
@@ -125,6 +128,18 @@ def test_what_moved_is_told(
         assert rows["p95 TTFT"]["verdict"] is None and "No request" in found["notes"][-1]
     else:
         assert all(row["low"] <= row["live"] <= row["high"] for row in found["rows"])
+
+
+@pytest.mark.parametrize("model", ["new", "gone"])
+def test_a_window_that_samples_do_not_reach_across_has_no_rate(
+    plan: Path, url: str, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    """Of five minutes half as busy again as planned, fifteen would have half the planned load."""
+    code, printed, err = watch(plan, url, model, capsys)
+    assert (code, printed) == (2, "") and "begin or end inside the 900s" in err and err.count("\n") == 1
+    if model == "new":
+        code, found = told(plan, url, model, capsys, "--window", "4m")
+        assert code == 1 and found["rows"][0]["verdict"] == "above"
 
 
 def test_more_replicas_may_carry_more(plan: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:

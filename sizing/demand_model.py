@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAda
 from pydantic.dataclasses import dataclass
 
 from sizing.errors import ScenarioError, first_fault
-from sizing.numbers import Floats
+from sizing.numbers import Floats, significant
 from sizing.token_law import TokenLaw
 from sizing.trace import DAY_S, HOUR_S, MINUTE_S, MOST_REQUESTS, Counts, Trace, TraceError
 from sizing.workload import Lengths, Seconds
@@ -302,7 +302,7 @@ def fitted(trace: Trace, *, seed: int = 0) -> DemandModel:
     if len(trace) < FEWEST or trace.span_s < 2 * BATCHES * SCALES_S[0]:
         raise TraceError(
             f"a model of demand needs {FEWEST} requests and {2 * BATCHES * SCALES_S[0]:g} s or more, got {len(trace)} "
-            f"requests in {trace.span_s:.3g} s"
+            f"requests in {significant(trace.span_s)} s"
         )
     if trace.span_s > MOST_DAYS * DAY_S:
         raise TraceError(

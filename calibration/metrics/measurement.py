@@ -30,7 +30,7 @@ from calibration.metrics.verdict import ERROR_SHARE, answers, judge, lateness_s,
 from calibration.metrics.window import Sample, failed_inside, mean_in_flight, sample, within, wrong_inside
 from calibration.plan import Level
 from calibration.records import Load, Measurement
-from sizing.numbers import Floats
+from sizing.numbers import Floats, milliseconds, significant
 from sizing.points import UNSAID, Deployment, Point, Scheduling, Start
 from sizing.workload import GAP_PERCENTILES, PERCENTILES, Tokens
 
@@ -214,9 +214,9 @@ def clumping(load: Load, seen: Sample) -> float:
 def remarks(load: Load, level: Level, seen: Sample, known: Mapping[str, float]) -> Iterator[str]:
     """Remarks on the point besides the reasons of its verdict; `known` are its facts."""
     if load.ended == "budget":
-        yield f"ended by the time budget after {load.duration_s:.3g} s{_half_width(known)}"
+        yield f"ended by the time budget after {significant(load.duration_s)} s{_half_width(known)}"
     if load.ended == "failing":
-        yield f"ended after {load.duration_s:.3g} s because more requests failed than were answered"
+        yield f"ended after {significant(load.duration_s)} s because more requests failed than were answered"
     if 0 < known["failed"] <= ERROR_SHARE * (known["failed"] + seen.completed):
         first = load.log.error[int(np.argmax(failed_inside(load)))]
         yield f"{known['failed']:.0f} requests failed, the first with: {first}"
@@ -242,7 +242,8 @@ def _other_lengths(level: Level, seen: Sample) -> Iterator[str]:
         found = float(np.average(tokens, weights=seen.weight))
         chance = CHANCE_SIGMAS * max(float(tokens.std()), cv * mean) / math.sqrt(len(seen))
         if abs(found - mean) > chance + OTHER_LENGTHS * mean:
-            yield f"requests in the window had a mean {name} of {found:.4g} instead of {mean:.4g}"
+            means = f"{significant(found, 4)} instead of {significant(mean, 4)}"
+            yield f"requests in the window had a mean {name} of {means}"
 
 
 def _half_width(known: Mapping[str, float]) -> str:
@@ -254,7 +255,7 @@ def _jittered_gaps(load: Load, seen: Sample) -> Iterator[str]:
     lag_s, itl_s = load.client.loop_lag_p99_s, seen.itl_s[np.isfinite(seen.itl_s)]
     if itl_s.size and lag_s > LAG_SHARE_OF_ITL * itl_s.mean() > 0:  # 0: each answer came in one piece
         yield (
-            f"gaps between tokens include up to {lag_s * 1000:.3g} ms of the client's own lag (p99), "
+            f"gaps between tokens include up to {milliseconds(lag_s)} of the client's own lag (p99), "
             f"{lag_s / itl_s.mean():.0%} of the mean ITL"
         )
 

@@ -27,7 +27,7 @@ from calibration.metrics.precision import FEWEST_BATCHES, Answers, Mean, series,
 from calibration.metrics.window import Sample, answered, failed_inside, over_s, within, wrong_inside
 from calibration.plan import Level
 from calibration.records import Load
-from sizing.numbers import Floats
+from sizing.numbers import Floats, milliseconds, significant
 from sizing.points import Verdict
 from sizing.stats import inflation, t_quantile
 
@@ -163,7 +163,8 @@ def _undecided(load: Load, level: Level, sample: Sample) -> str:
     window_s = (load.start_s, load.stop_s)
     if not series(answers(sample), window_s):
         seen = waves(answers(sample), window_s)
-        return f"the window of {load.duration_s:.3g} s lasts {seen:.1f} mean E2Es, steadiness needs {FEWEST_BATCHES}"
+        lasts = f"{significant(load.duration_s)} s lasts {seen:.1f} mean E2Es"
+        return f"the window of {lasts}, steadiness needs {FEWEST_BATCHES}"
     if not level.closed and fell_behind(load, sample):
         return f"{behind(load, sample)}, but a queue may fluctuate this much: measure longer"
     return ""
@@ -193,8 +194,8 @@ def _late(load: Load, sample: Sample) -> Iterator[str]:
     ttft_s = float((sample.log.first_token_s - sample.log.sent_s).mean())
     if late_s > LATE_SHARE_OF_TTFT * ttft_s:
         yield (
-            f"requests were sent {_ms(late_s)} late (p99), more than {LATE_SHARE_OF_TTFT:.0%} of the mean TTFT from "
-            f"sending, {_ms(ttft_s)}"
+            f"requests were sent {milliseconds(late_s)} late (p99), more than {LATE_SHARE_OF_TTFT:.0%} of the mean "
+            f"TTFT from sending, {milliseconds(ttft_s)}"
         )
 
 
@@ -233,8 +234,8 @@ def _lagging(load: Load, sample: Sample) -> Iterator[str]:
     ):
         if lag_s > max(LAG_ALLOWED_S, LAG_SHARE * time_s) and time_s > 0:
             yield (
-                f"the client's event loop lagged by {_ms(lag_s)} (p99), more than {LAG_SHARE:.0%} of the {name}, "
-                f"{_ms(time_s)}, and than {_ms(LAG_ALLOWED_S)}"
+                f"the client's event loop lagged by {milliseconds(lag_s)} (p99), more than {LAG_SHARE:.0%} of the "
+                f"{name}, {milliseconds(time_s)}, and than {milliseconds(LAG_ALLOWED_S)}"
             )
 
 
@@ -304,7 +305,7 @@ def _changes(label: str, means: Floats, duration_s: float) -> Iterator[str]:
     for how, found in tests:
         if abs(found.least) > CHANGE_ALLOWED:
             yield (
-                f"{label} {how}: {found.amount:+.0%} ± {found.half_width:.0%} over {duration_s:.3g} s, "
+                f"{label} {how}: {found.amount:+.0%} ± {found.half_width:.0%} over {significant(duration_s)} s, "
                 f"more than {CHANGE_ALLOWED:.0%} beyond the noise"
             )
             return
@@ -335,10 +336,6 @@ def little(load: Load, users: float) -> tuple[float, float]:
     spent_s = (log.end_s - log.intended_s)[within(load, log.end_s)]
     inside_s = np.minimum(log.end_s, load.stop_s) - np.maximum(log.intended_s, load.start_s)
     return float(spent_s.sum()) / user_s, float(np.maximum(0.0, inside_s).sum()) / user_s
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms"
 
 
 RULES: tuple[tuple[Verdict, Rule], ...] = (

@@ -39,7 +39,7 @@ from sizing.engine import COEFFICIENTS, FREE, KV_POLICIES, POLICIES, Batching, R
 from sizing.engine_defaults import engine_named
 from sizing.errors import PointsError, ScenarioError
 from sizing.fitting import Fit
-from sizing.numbers import significant
+from sizing.numbers import milliseconds, significant
 from sizing.plans import basis_of, beyond_measured
 from sizing.points import Point
 from sizing.question import workload_of
@@ -309,7 +309,7 @@ def simulate_command(json_: bool, replications: int, requests: int, seed: int, t
         down = "".join(f"; {failure}" for failure in failures)
         print_prediction(found, f"{requests:,} requests, seed {seed}{down}")
         if token_gaps:
-            figures = ", ".join(f"{name[4:7]} {1000 * gap_s:.3g} ms" for name, gap_s in gaps_s.items())
+            figures = ", ".join(f"{name[4:7]} {milliseconds(gap_s)}" for name, gap_s in gaps_s.items())
             console().print(f"Gaps between tokens: {figures}.")
 
 
@@ -339,8 +339,8 @@ def show_replicated(replica: Replica, workload: Workload, runs: int, fleet: dict
         extra = {"replications": runs, "half_width_90": found.half_widths_s, "seed": seed}
         write_json({**prediction_json(found.prediction), **extra, **found.losses, "warnings": cautions(found.warnings)})
     else:
-        width_ms = 1000 * found.half_width_s("e2e", "p95_s")
-        title = f"{found.requests:,} requests in {runs} runs, seed {seed}; 90 % interval of p95 E2E ± {width_ms:.3g} ms"
+        width = milliseconds(found.half_width_s("e2e", "p95_s"))
+        title = f"{found.requests:,} requests in {runs} runs, seed {seed}; 90 % interval of p95 E2E ± {width}"
         print_prediction(found.prediction, title)
 
 

@@ -334,7 +334,11 @@ def test_any_trace_has_a_model(
 
 def test_too_little_and_too_long_is_refused() -> None:
     some = np.ones(FEWEST, np.int32)
-    cases = ((np.arange(50.0), "50 requests"), (np.linspace(0, 9, FEWEST), "in 9 s"))
+    cases = (
+        (np.arange(50.0), "50 requests"),
+        (np.linspace(0, 9, FEWEST), "in 9 s"),
+        (np.array([0, 3410]), "in 3,410 s"),
+    )
     for at_s, says in (*cases, (np.linspace(0, 1e9, FEWEST), "got 11,574: check the times")):
         with pytest.raises(TraceError, match=says):
             fitted(Trace(at_s, some[: len(at_s)], some[: len(at_s)]))

@@ -80,6 +80,13 @@ def test_gaps_are_printed_when_asked_for(capsys: pytest.CaptureFixture[str]) -> 
     assert "Gaps" not in run("--rate 5", capsys)[1]
 
 
+def test_times_above_a_second_and_unknown_ones_are_written_as_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps of 1.3 s, and a single token, which has no gap."""
+    slow = "--rate 0.1 --weights 1.3s --overhead 0s --token 0s"
+    assert "p95 1,300 ms, p99 1,300 ms" in run(f"{slow} --token-gaps", capsys)[1]
+    assert "p50 —, p95 —, p99 —." in run(f"{slow} --osl 1 --osl-cv 0 --token-gaps", capsys)[1]
+
+
 def test_replications_give_intervals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sizing.analyses.study.cpu_count", lambda: 1)  # in this process: others take a while to start
     code, out, _ = run("--rate 20 --replications 2 --json", capsys)

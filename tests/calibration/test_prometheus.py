@@ -335,6 +335,17 @@ def test_a_quantile_is_in_its_interval_and_rises(counts: list[int], one: float, 
     assert found.quantile(min(one, other)) <= found.quantile(max(one, other))
 
 
+@pytest.mark.parametrize("share", [0.5, 0.95, 0.99])
+@pytest.mark.parametrize("count", [20, 300])
+def test_a_quantile_is_outside_its_interval_as_rarely_as_promised(share: float, count: int) -> None:
+    """Of uniform values, whose quantile is the share: 5 % of the samples on either side, within what 1,000 tell."""
+    edges = np.linspace(0, 1, 1_001)
+    values = np.random.default_rng(1).random((1_000, count))
+    samples = [Histogram((*edges[1:], math.inf), (*map(float, np.histogram(each, edges)[0]), 0.0)) for each in values]
+    low, high = np.array([sample.interval(share) for sample in samples]).T
+    assert max((low > share).mean(), (high < share).mean()) < 0.064
+
+
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=200))
 def test_a_law_keeps_shares_of_buckets_and_the_mean_as_far_as_they_allow(lengths: list[int]) -> None:
     """Of lengths within finite buckets: shares are exact, and the mean is the recorded one or the nearest that half a

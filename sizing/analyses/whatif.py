@@ -15,7 +15,7 @@ from sizing.edge import BY_SIMULATION, Method
 from sizing.engine import UNLIMITED_KV_TOKENS, Speculation, StepLaw
 from sizing.engine_defaults import engine_defaults
 from sizing.errors import CatalogueError, DoesNotFit, ScenarioError
-from sizing.estimate.day_zero import held_bytes, shipped, slower_than_bf16, timed_engines
+from sizing.estimate.day_zero import Room, held_bytes, room, shipped, slower_than_bf16, timed_engines
 from sizing.estimate.kernels import LIBRARY
 from sizing.numbers import percent
 from sizing.planner import size
@@ -83,6 +83,9 @@ TIMED_SIGMA = 0.10
 """Of a change whose ratio of step times was timed, kernel by kernel."""
 SHEET_SIGMA = 0.25
 """Of one that follows from data sheets."""
+WEIGHTS_SIGMA = 0.10
+"""Error of the bytes of weights freed or taken by another precision, against the memory of estimates with timings of
+both, on average over models, GPUs and TPs: engines keep embeddings and some layers in 16 bits, activations differ."""
 SPARSITY_SIGMA = 0.15
 REALISED = 0.35
 """Share of the data sheet's saving by a smaller precision that kernel timings show, on average over models and GPUs."""
@@ -154,7 +157,7 @@ class Sparse:
         kept = (bits + 2) / (2 * bits)
         law = read_weights(replica.law, max(kept, 1 / self.speedup), sheet)
         law = law.with_values(token_s=law.token_s / self.speedup)
-        kv_tokens = refilled(setup, sheet, sheet, taken_bytes=(kept - 1) * sheet.weight_bytes)
+        kv_tokens = refilled(setup, sheet, sheet, taken_bytes=(kept - 1) * sheet.weight_bytes).tokens
         return setup.changed(
             f"2:4 sparsity: matrix products {self.speedup:g} times as fast (data sheet: up to 2; measured end to end: "
             "1.1 to 1.5, for instance 1.27 by HPC-AI 2025 with Llama-3-8B fp8 in vLLM)",
@@ -168,7 +171,7 @@ class Sparse:
 def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
     """The setup moved from one sheet to another, and where the new times come from."""
     replica = setup.candidate.replica
-    kv_tokens = refilled(setup, before, after)
+    cache = refilled(setup, before, after)
     ratios = timed_ratios(before, after, setup.question.workload.lengths)
     cautions = tuple(each for each in setup.candidate.warnings if each.kind != "slower_than_bf16")
     if ratios:
@@ -181,13 +184,19 @@ def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
         law, sigma = by_data_sheet(replica.law, before, after), SHEET_SIGMA
         source = f"no kernel timings of both: arithmetic and bytes from the data sheet of {after.gpu.name}"
         source += f", of whose savings from lower precision {percent(REALISED)} are assumed to be realised"
+    memory = f"the KV cache holds {cache.tokens:,} tokens, before {replica.batching.kv_tokens:,}"
+    if not cache.counted:
+        memory += (
+            ": by the weights alone, parameters times bits, as no memory of both is known; "
+            f"that is {percent(WEIGHTS_SIGMA)} off in the bytes freed or taken, which the band includes"
+        )
     return setup.changed(
         held,
-        f"{source}; the KV cache holds {kv_tokens:,} tokens, before {replica.batching.kv_tokens:,}",
-        sigma=sigma,
+        f"{source}; {memory}",
+        sigma=math.hypot(sigma, cache.sigma),
         layout=after.layout,
         precision=after.precision,
-        replica=replace(replica, law=law, batching=replace(replica.batching, kv_tokens=kv_tokens)),
+        replica=replace(replica, law=law, batching=replace(replica.batching, kv_tokens=cache.tokens)),
         warnings=cautions,
     )
 
@@ -340,7 +349,7 @@ def _drafted(
     if replica.speculation is not None:
         raise ScenarioError(f"{name}: the engine already checks the proposals of another draft")
     sheet = sheet_of(setup.candidate)
-    held = refilled(setup, sheet, sheet, taken_bytes=taken * sheet.weight_bytes)
+    held = refilled(setup, sheet, sheet, taken_bytes=taken * sheet.weight_bytes).tokens
     batching = replace(replica.batching, kv_tokens=_beside_a_draft(held, cache))
     step = (
         f"{tokens} proposed tokens a step, each accepted with chance {acceptance:g} if those before it were: "
@@ -465,7 +474,7 @@ class Lora:
             return setup.unchanged("adapters of rank 0, or none")
         sheet, replica = sheet_of(setup.candidate), setup.candidate.replica
         one_bytes = adapter_bytes(sheet, self.rank)
-        kv_tokens = refilled(setup, sheet, sheet, taken_bytes=self.adapters * one_bytes)
+        kv_tokens = refilled(setup, sheet, sheet, taken_bytes=self.adapters * one_bytes).tokens
         law = replica.law.with_values(
             overhead_s=replica.law.overhead_s + sheet.model.layers * LAYER_S,
             sequence_s=replica.law.sequence_s + one_bytes / sheet.gpu.bandwidth_bytes_per_s / sheet.layout.dp,
@@ -614,6 +623,10 @@ class Sheet:
         """Bytes that a token leaves in the KV cache of one GPU: two a value, one where weights and cache are fp8."""
         return held_bytes(self.model, self.layout, self.precision)[1]
 
+    def room(self, length: int, token_budget: int) -> Room:
+        """Memory of one GPU as an estimate counts it, for sequences of `length` tokens."""
+        return room(self.model, self.gpu, self.layout, self.precision, self.engine, length, token_budget)
+
     @property
     def hidden_size(self) -> int:
         """Width of the model, taken as that of its attention."""
@@ -651,24 +664,44 @@ def read_weights(law: StepLaw, share: float, sheet: Sheet) -> StepLaw:
     return law.with_values(weights_s=share * law.weights_s, overhead_s=law.overhead_s + (share - 1) * booked_s)
 
 
-def refilled(setup: Setup, before: Sheet, after: Sheet, *, taken_bytes: float = 0.0) -> int:
-    """Tokens of the KV cache when the weights of `before` make place for those of `after`.
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Tokens of the KV cache; `counted`: by the memory of an estimate. Otherwise the relative error `sigma` of what is
+    left beside the weights is that of their bytes."""
 
-    `taken_bytes`: what else now lies in the memory of each GPU. Each rank has a cache of its own, and the replica's is
-    that of all. Raises DoesNotFit if not one request fits.
+    tokens: int
+    counted: bool = True
+    sigma: float = 0.0
+
+
+def refilled(setup: Setup, before: Sheet, after: Sheet, *, taken_bytes: float = 0.0) -> Cache:
+    """The KV cache when the weights and activations of `before` make place for those of `after`.
+
+    Both count as in their estimates, so that a changed estimate has the cache of the direct one. Of a measured engine
+    the change is counted so where kernels of both were timed; elsewhere its cache gains the bytes that the weights
+    lose. `taken_bytes`: what else now lies in the memory of each GPU. Each rank has a cache of its own, and the
+    replica's is that of all. Raises DoesNotFit if not one request fits.
     """
     batching, lengths = setup.candidate.replica.batching, setup.question.workload.lengths
     if batching.kv_tokens >= UNLIMITED_KV_TOKENS:
-        return batching.kv_tokens
+        return Cache(batching.kv_tokens)
+    length, ranks = math.ceil(lengths.isl + lengths.osl), before.layout.dp
+    budget = batching.token_budget // before.layout.lanes
+    one, other = (sheet.room(length, budget) for sheet in (before, after))
     kept = engine_defaults(setup.candidate.engine).share_of_freed
-    freed = (before.weight_bytes - after.weight_bytes - taken_bytes) * kept
-    ranks = before.layout.dp
-    tokens = int((batching.kv_tokens * before.token_bytes + ranks * freed) / after.token_bytes)
+    estimated, engine = not setup.candidate.fitted_to, setup.candidate.engine
+    counted = before == after or estimated or one.engine == other.engine == engine != ""
+    if counted:
+        freed, held, each = other.free_bytes - one.free_bytes, one.token_bytes, other.token_bytes
+    else:
+        freed, held, each = (before.weight_bytes - after.weight_bytes) * kept, before.token_bytes, after.token_bytes
+    tokens = int((batching.kv_tokens * held + ranks * (freed - taken_bytes * kept)) / each)
     if (lacking := lengths.isl + lengths.osl - tokens / ranks) > 0:
-        missing = lacking * after.token_bytes / kept
+        missing = lacking * each / kept
         where = f"{after.model.name} {after.precision} on {after.gpu.id} {after.layout}"
         raise DoesNotFit(f"{where} with this change needs {missing / 1e9:.1f} GB more per GPU", missing)
-    return tokens
+    wrong = 0.0 if counted else WEIGHTS_SIGMA * ranks * abs(freed) / each
+    return Cache(tokens, counted, math.log1p(wrong / tokens))
 
 
 BATCHES = (1, 8, 32, 128)

@@ -225,6 +225,30 @@ def roofline_kv_bytes(gpu: Gpu, weight_bytes: float) -> float:
     return (gpu.memory_bytes - weight_bytes - RESERVED_BYTES) * MEMORY_FRACTION
 
 
+class Room(NamedTuple):
+    """Bytes of one GPU that an estimate leaves for the KV cache, negative if the model does not fit, and those of a
+    token in it. `engine`: whose timings tell; empty where it is the roofline."""
+
+    free_bytes: float
+    token_bytes: float
+    engine: str
+
+
+def room(
+    model: Model, gpu: Gpu, layout: Layout, precision: Precision, engine: str, length: int, token_budget: int
+) -> Room:
+    """What `estimate` counts with for sequences of `length` tokens, where a lane of the replica computes at most
+    `token_budget` tokens an iteration: as the timings of `engine` have it, else those of another, else the roofline."""
+    timed = timed_engines(model, gpu.id, layout, precision)
+    if timed:
+        own = engine if engine in timed else timed[0]
+        memory = shipped(model, gpu.id, layout, precision, own).memory
+        return Room(memory.kv_bytes(token_budget), memory.sequence_bytes(length) / length, own)
+    weight_bytes, _ = held_bytes(model, layout, precision)
+    token_bytes = growth_bytes(model, layout, precision) + state_bytes(model, layout) / length
+    return Room(roofline_kv_bytes(gpu, weight_bytes), token_bytes, "")
+
+
 def growth_bytes(model: Model, layout: Layout, precision: Precision) -> float:
     """Bytes by which a token lengthens a sequence's KV cache on one GPU; of layers with a window at a context of
     CONTEXT."""

@@ -277,6 +277,12 @@ def precision_named(name: str) -> Precision | None:
     return next((each for each in PRECISIONS if each == _SPELLINGS.get(wanted, wanted)), None)
 
 
+def precision_of(model: Model, name: str) -> Precision | None:
+    """The precision that a name means of this model: fp8 is blockwise where its checkpoint exists in no other fp8."""
+    precision = precision_named(name)
+    return "fp8_block" if precision == "fp8" and model.checkpoint == "fp8_block" else precision
+
+
 def _find(what: str, name: str, known: Mapping[str, _Entry], alike: Callable[[str], str] | None = None) -> _Entry:
     """The entry of that name, else the only one with that last part, else the only one that `alike` maps to the
     same."""

@@ -104,7 +104,7 @@ class AtPrecision:
     def apply(self, setup: Setup) -> Setup:
         """Step times change as the kernel timings of both precisions do; without them, by what data sheets promise."""
         before = sheet_of(setup.candidate)
-        after = replace(before, precision=precision_named(self.to))
+        after = replace(before, precision=precision_of(before.model, self.to))
         if after.precision == before.precision:
             return setup.unchanged(f"the model is already in {before.precision}")
         cache = after.token_bytes / before.token_bytes
@@ -639,12 +639,12 @@ def sheet_of(candidate: Candidate) -> Sheet:
         model, gpu = catalog.model(candidate.model), catalog.gpu(candidate.gpu)
     except CatalogueError as error:
         raise ScenarioError(f"this what-if needs sizes from the catalogue: {error}") from None
-    return Sheet(model, gpu, precision_named(candidate.precision), candidate.layout, candidate.engine)
+    return Sheet(model, gpu, precision_of(model, candidate.precision), candidate.layout, candidate.engine)
 
 
-def precision_named(name: str) -> Precision:
-    """A precision of the catalogue from its common spellings, else ScenarioError with the choices."""
-    if precision := catalog.precision_named(name):
+def precision_of(model: Model, name: str) -> Precision:
+    """A precision of a model of the catalogue from its common spellings, else ScenarioError with the choices."""
+    if precision := catalog.precision_of(model, name):
         return precision
     raise ScenarioError(f"precision {name!r} is not one of {', '.join(catalog.PRECISIONS)}")
 

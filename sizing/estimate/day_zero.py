@@ -484,9 +484,7 @@ def _candidate(
 
 
 def _offered(model: Model, gpu: Gpu, asked: str) -> Precision | None:
-    wanted = catalog.precision_named(asked)
-    if wanted == "fp8" and model.checkpoint == "fp8_block":
-        wanted = "fp8_block"  # the only fp8 in which this checkpoint exists
+    wanted = catalog.precision_of(model, asked)
     return wanted if wanted in catalog.precisions(gpu, model) else None
 
 

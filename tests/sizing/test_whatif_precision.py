@@ -59,6 +59,15 @@ def test_a_precision_whose_kernels_were_timed_slower_has_the_caution_of_its_esti
     assert [each.kind for each in after(AtTp(2), narrow).candidate.warnings] == ["slower_than_bf16"]
 
 
+def test_fp8_is_blockwise_for_a_checkpoint_that_has_no_other() -> None:
+    """DeepSeek-V3 is published in blocks of fp8: to ask for fp8 changes nothing, and one measured "in fp8" has the
+    kernel timings of that."""
+    there = estimate("deepseek-ai/DeepSeek-V3", "h200_sxm", 8, "fp8", LENGTHS)
+    assert after(AtPrecision("fp8"), there).assumptions == ("the model is already in fp8_block: nothing changes",)
+    measured = dataclasses.replace(there, precision="fp8", layout=Layout(4))
+    assert "the ratio of the kernel timings" in after(AtTp(8), measured).assumptions[1]
+
+
 @pytest.mark.parametrize(("change", "tp", "precision"), [(AtPrecision("fp8"), 2, "fp8"), (AtTp(4), 4, "bf16")])
 def test_timed_changes_land_near_the_law_timed_there(change: WhatIf, tp: int, precision: str, bf16: Candidate) -> None:
     """From the day-zero law of one way to run the model to that of another: within 15 % at the question's lengths. What

@@ -13,7 +13,7 @@ import numpy as np
 from sizing.analyses.relax import Ways, ways_out
 from sizing.analyses.traced import FARTHEST, smallest
 from sizing.candidates import catalogued
-from sizing.edge import BY_FORMULA, FAR, SURE, log_ratio, predict_at, upper_end
+from sizing.edge import BY_FORMULA, FAR, FINE, SURE, least, log_ratio, predict_at, upper_end
 from sizing.engine import FREE, Replica
 from sizing.errors import ScenarioError
 from sizing.explain import distance_from_sla, engine_rejection, first_look
@@ -23,6 +23,7 @@ from sizing.planner import cheapest, cost, fastest_engines, least_working, size
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction, Quantiles
 from sizing.question import Question, check_priced, weight_of
+from sizing.queueing.percentiles import stable_rate_per_s
 from sizing.simulator.runs import MOST_REPLICAS
 from sizing.simulator.sessions import (
     SESSION_LATENCIES,
@@ -50,6 +51,8 @@ from sizing.workload import (
 
 TURNS = 60_000
 """Turns of a run that decides; `CURVE_TURNS` of one that only draws a curve."""
+AGAIN = 2
+"""Further runs that must not contradict the one that settles the count of a fleet which its cache keeps going."""
 CURVE_TURNS = 20_000
 CAPACITY_STEP, MOST_TIMES = 0.04, 100.0
 """Relative step at which the search of a fleet's capacity ends, and the multiple of its load beyond which none is."""
@@ -259,9 +262,9 @@ class Seen:
         return self.predicted.saturated
 
     @classmethod
-    def of(cls, run: SimulatedSessions, sla: Sla, replicas: int, rate_per_s: float) -> Seen:
-        """The summary of a run."""
-        ratios = {limit: log_ratio(upper_s(run, limit), limit.limit_s) for limit in sla.limits}
+    def of(cls, run: SimulatedSessions, sla: Sla, replicas: int, rate_per_s: float, sure: float = SURE) -> Seen:
+        """The summary of a run, its excess `sure` standard errors up."""
+        ratios = {limit: log_ratio(upper_s(run, limit, sure), limit.limit_s) for limit in sla.limits}
         missed = max(ratios, key=ratios.__getitem__)
         turns = run.turns.prediction()
         shown = {name: getattr(turns, name) for name in ("ttft", "itl", "e2e", "saturated", "utilization", "method")}
@@ -315,6 +318,28 @@ class SessionRuns:
     def meets(self, replicas: int) -> bool:
         """True if a fleet of so many working replicas keeps the SLA with its headroom."""
         return self.loaded(replicas).meets
+
+    def meets_again(self, replicas: int) -> bool:
+        """True if runs of other sessions, as many of them started in a second, say no different.
+
+        A fleet that can carry the load only because prompts are found in its cache may keep the SLA for hundreds of
+        sessions' times, until their contexts crowd each other out and it never recovers. No error within a run tells
+        how likely that is; other runs show it. They are not asked for a margin, so that chance contradicts no count
+        that has one. Other fleets recover, and are not run again.
+        """
+        loaded = self.loaded(replicas)
+        if loaded.turns_per_s < replicas * self.bare_turns_per_s():
+            return True
+        apart, rate_per_s = replace(self.load, users=None), loaded.rate_per_s
+        others = (replace(self, seed=self.seed + further) for further in range(1, AGAIN + 1))
+        runs = (other.simulated(replicas, apart, rate_per_s) for other in others)
+        return all(Seen.of(run, self.question.sla, replicas, rate_per_s, sure=0.0).meets for run in runs)
+
+    def bare_turns_per_s(self) -> float:
+        """Turns/s that a replica can carry where only the system prompt is found in its cache."""
+        turns = TurnsByPlace.of(self.load.sessions)
+        bare = turns.workload(1.0, turns.system_tokens)
+        return stable_rate_per_s(self.candidate.replica, bare.lengths, bare.prefix)
 
     def loaded(self, replicas: int) -> Seen:
         """The fleet with as many more sessions as its headroom is for."""
@@ -608,7 +633,7 @@ def sized_by(runs: SessionRuns, start: int, winner: Fleet | None) -> Fleet | Rej
             start = most_replicas(question, candidate, winner)
             if start < 1 or not runs.meets(start):
                 return beaten(runs, start, winner)
-        working = smallest(runs.meets, start)
+        working = settled(runs, start)
         if working is None:
             alone = nearly_alone(runs)
             return (
@@ -629,6 +654,16 @@ def sized_by(runs: SessionRuns, start: int, winner: Fleet | None) -> Fleet | Rej
         working_low=working,
         working_high=working,
     )
+
+
+def settled(runs: SessionRuns, start: int) -> int | None:
+    """The smallest fleet that keeps the SLA with its headroom in one run, then in further ones; None as `smallest`."""
+    working = smallest(runs.meets, start)
+    if working is None:
+        return None
+    first = working - 1
+    more = least(lambda more: runs.meets(first + more) and runs.meets_again(first + more), 1, FARTHEST * start, FINE)
+    return first + more if more else working
 
 
 def beaten(runs: SessionRuns, working: int, winner: Fleet) -> Rejection:

@@ -19,9 +19,11 @@ from sizing.analyses.session_plan import (
     SessionRuns,
     TurnsByPlace,
     completed,
+    holding,
     plan_sessions,
     session_question,
     session_ways_out,
+    settled,
     within_context,
 )
 from sizing.engine import Batching
@@ -126,6 +128,27 @@ def test_the_best_of_several_candidates_is_found(load: SessionLoad) -> None:
     assert found.answer.gpus == min(alone)
     assert all(fleet.verified for fleet in found.fleets)
     assert len(found.fleets) + len(found.rejected) == 3
+
+
+def test_a_fleet_that_falls_off_the_cliff_in_another_run_is_too_small() -> None:
+    """Five replicas keep the limits throughout a run of 60,000 turns, twice or more inside, and would not carry the
+    load if nothing were found; at the same rate of sessions others lose their caches and never catch up."""
+    chat = Sessions(
+        1.0, 3.5, 296, 296, 441, first_cv=1.0, user_cv=1.0, output_cv=0.7, think_s=0.5, system_tokens=500,
+        context_tokens=8000, turn_law="geometric",
+    )  # fmt: skip
+    load, sla = SessionLoad(chat, users=300), Sla(Limit("ttft", 95, 1.0), Limit("itl", 95, 0.05))
+    engine = candidate(batching=replace(BATCHING, kv_tokens=200_000))
+    question, _ = session_question("m", load, sla, headroom=0.0)
+    runs = SessionRuns(question, load, holding([engine], chat)[0][0], 2, lambda _: None)
+    assert runs.meets(5)
+    busy = replace(chat, rate_per_s=runs.loaded(5).rate_per_s)
+    others = [
+        simulate_sessions(runs.candidate.replica, busy, replicas=5, requests=session_plan.TURNS, seed=seed)
+        for seed in (10, 11, 12, 13)
+    ]
+    assert any(run.latencies["first_ttft"].p95_s > 2 for run in others)
+    assert settled(runs, 5) == 6
 
 
 def test_turns_that_compute_little_bound_no_candidate_by_the_mean_turn() -> None:

@@ -18,7 +18,7 @@ from sizing.engine import FREE, Replica
 from sizing.errors import ScenarioError
 from sizing.explain import distance_from_sla, engine_rejection, first_look
 from sizing.memory_use import caching
-from sizing.numbers import Floats, gpus, milliseconds, per_second
+from sizing.numbers import Floats, gpus, milliseconds, per_second, percent
 from sizing.planner import cheapest, cost, fastest_engines, least_working, size
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction, Quantiles
@@ -690,9 +690,10 @@ def alone_missed(candidate: Candidate, alone: Seen) -> Rejection:
 
 def far_missed(candidate: Candidate, seen: Seen) -> Rejection:
     """A candidate of which one replica keeps every limit, and no fleet: turns find little where routing takes them."""
-    limit, value_s = seen.missed, seen.predicted.value_s(seen.missed)
-    fleet = f"{gpus(seen.replicas * candidate.gpus)}, where {seen.hit_rate:.0%} of prompt tokens are found"
-    why = f"misses {limit} with any number of GPUs: it is {milliseconds(value_s)} with {fleet}".replace("%", " %")
+    limit, value_s = seen.missed, None if seen.saturated else seen.predicted.value_s(seen.missed)
+    comes_to = "the queue grows without end" if value_s is None else f"it is {milliseconds(value_s)}"
+    fleet = f"{gpus(seen.replicas * candidate.gpus)}, where {percent(seen.hit_rate)} of prompt tokens are found"
+    why = f"misses {limit} with any number of GPUs: {comes_to} with {fleet}"
     return Rejection.of(candidate, "sla", why, limit, value_s)
 
 

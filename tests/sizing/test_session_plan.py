@@ -19,6 +19,7 @@ from sizing.analyses.session_plan import (
     SessionRuns,
     TurnsByPlace,
     completed,
+    far_missed,
     holding,
     plan_sessions,
     session_question,
@@ -128,6 +129,15 @@ def test_the_best_of_several_candidates_is_found(load: SessionLoad) -> None:
     assert found.answer.gpus == min(alone)
     assert all(fleet.verified for fleet in found.fleets)
     assert len(found.fleets) + len(found.rejected) == 3
+
+
+def test_a_miss_of_a_saturated_fleet_has_no_time() -> None:
+    """Two sessions/s are no load for ten engines; 200 come to more than one can answer, and wait without end."""
+    question, _ = session_question("m", SessionLoad(CHAT), LIMITS)
+    runs = SessionRuns(question, SessionLoad(CHAT), holding([candidate()], CHAT)[0][0], 0, lambda _: None, turns=6000)
+    missed = far_missed(runs.candidate, runs.run(1, SessionLoad(CHAT), 200.0))
+    assert "the queue grows without end with 1 GPU, where" in missed.why
+    assert missed.nearest_s is None
 
 
 def test_a_fleet_that_falls_off_the_cliff_in_another_run_is_too_small() -> None:

@@ -389,8 +389,14 @@ def day_working(plan: Plan, daily: Daily) -> str:
     return (
         f"{count_of(daily.gpu_hours, 'GPU-hour')} a day in replicas of {gpus(candidate.gpus)} "
         f"({candidate.layout}, {candidate.precision}){kept}; the peak's fleet all day: {gpus(daily.constant_gpus)} × "
-        f"{len(daily.hours)} h = {daily.constant_gpu_hours:,}, so {percent(daily.saved)} saved"
+        f"{len(daily.hours)} h = {daily.constant_gpu_hours:,}, so {percent(daily.saved)} saved{by_formula(daily)}"
     )
+
+
+def by_formula(daily: Daily) -> str:
+    """How hours were sized that have a load below the busiest one's; empty where none has."""
+    most = max(hour.rate_per_s for hour in daily.hours)
+    return "; below the busiest hour by formula" if any(0 < hour.rate_per_s < most for hour in daily.hours) else ""
 
 
 def tuned_line(tuned: Tuned) -> str:
@@ -429,7 +435,7 @@ def daily_line(daily: Daily) -> str:
     """What following the load saves."""
     return (
         f"{count_of(daily.gpu_hours, 'GPU-hour')} a day when the fleet follows the load, "
-        f"{daily.constant_gpu_hours:,} when it does not: {percent(daily.saved)} less"
+        f"{daily.constant_gpu_hours:,} when it does not: {percent(daily.saved)} less{by_formula(daily)}"
     )
 
 

@@ -28,9 +28,9 @@ from sizing.analyses.sharing import (
 from sizing.cli.plan import as_available, mixed
 from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed, least
 from sizing.errors import ScenarioError
-from sizing.plans import Fleet, NoFeasiblePlan, Rejection
+from sizing.plans import Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.question import Question
-from sizing.text import mix_line
+from sizing.text import daily_line, day_working, mix_line
 from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
 from tests.sizing.engines import BATCHING, LAW, SLA, candidate, question
 
@@ -98,6 +98,16 @@ def test_a_day_costs_no_more_than_its_busiest_hour_all_day() -> None:
     assert [hour.gpus for hour in by_rate] == sorted(hour.gpus for hour in by_rate)
     assert 0 < day.saved < 1
     assert day.gpu_hours == sum(hour.gpus for hour in day.hours)
+
+
+def test_hours_below_the_busiest_are_said_to_be_by_formula() -> None:
+    """In what the command prints, and in what pages and reports say; not where every hour is the busiest or empty."""
+    asked = question(80.0)
+    found = Plan(asked, (fleet_of(asked),), ())
+    for rates, by_formula in (([*[40.0] * 23, 80.0], True), ([*[0.0] * 23, 80.0], False), ([80.0] * 24, False)):
+        day = gpus_by_hour(asked, found.answer, rates)
+        for said in (daily_line(day), day_working(found, day)):
+            assert ("below the busiest hour by formula" in said) is by_formula
 
 
 def test_the_busiest_hour_of_a_day_runs_the_fleet_that_is_planned_for_it() -> None:

@@ -503,6 +503,15 @@ def sessions_lines(found: SessionPlan) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def share_of_load(times: float) -> str:
+    """A multiple of the planned load, in per cent as long as that is easily read.
+
+    >>> share_of_load(0.25), share_of_load(1.4), share_of_load(115.33)
+    ('25 % of the load', '140 % of the load', '115 times the load')
+    """
+    return f"{percent(times)} of the load" if times < 10 else f"{significant(times)} times the load"
+
+
 def cliff_line(found: SessionPlan, cliff: Seen) -> str:
     """Where the cache begins to thrash."""
     times = significant(cliff.rate_per_s / found.seen.rate_per_s)

@@ -771,7 +771,8 @@ def rising(runs: SessionRuns, working: int) -> tuple[Seen, ...]:
     times = 0.0
     while times < FARTHEST_LOAD:
         times = RISING[len(found)] if len(found) < len(RISING) else 1.5 * times
-        seen = quick.run(working, replace(runs.load, users=None), planned.rate_per_s * times)
+        rate_per_s = planned.rate_per_s * times
+        seen = planned if times == 1 else quick.run(working, replace(runs.load, users=None), rate_per_s)
         found.append(seen)
         if seen.saturated or (times > RISING[-1] and seen.hit_rate < planned.hit_rate / 2):
             break

@@ -219,7 +219,7 @@ def talks_of(found: SessionPlan) -> Talks:
     return Talks(
         lines=answer.sessions_lines(found),
         routings=tuple(of(name, seen) for name, seen in found.routings),
-        rising=tuple(of(f"{seen.rate_per_s / planned:.0%} of the load", seen) for seen in found.curve),
+        rising=tuple(of(answer.share_of_load(seen.rate_per_s / planned), seen) for seen in found.curve),
         planned=min(range(len(found.curve)), key=lambda row: abs(found.curve[row].rate_per_s - planned)),
     )
 

@@ -395,6 +395,17 @@ def test_json_has_what_sessions_come_to(answered: dict[str, Any]) -> None:
     assert told["rising_load"][-1]["saturated"] is (told["rising_load"][-1]["latencies"]["ttft"]["p50_s"] is None)
 
 
+def test_rising_loads_hold_the_planned_one_as_it_was_planned(answered: dict[str, Any]) -> None:
+    """The row of 100 % has the sessions in flight of the text; loads are named with a space, far ones by multiples."""
+    told, found = answered["sessions"], from_dict(answered["report"]).sessions
+    assert found is not None
+    planned = found.rising[found.planned]
+    assert planned.name == "100 % of the load"
+    assert planned.in_flight.value == told["sessions_in_flight"]
+    assert planned.hit_rate.value == told["hit_rate"]
+    assert all(" % of the load" in row.name or " times the load" in row.name for row in found.rising)
+
+
 def test_the_chart_of_sessions_names_powers_of_ten_in_figures(answered: dict[str, Any]) -> None:
     found = from_dict(answered["report"]).sessions
     assert found is not None

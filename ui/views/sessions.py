@@ -19,7 +19,7 @@ from sizing.question import VARIATION, Range
 from sizing.report.build import Cover, report_of
 from sizing.report.model import as_dict
 from sizing.simulator.sessions import SESSION_ROUTINGS, SessionLatency
-from sizing.text import SESSION_ROUTING, Extras, as_json, sessions_lines
+from sizing.text import SESSION_ROUTING, Extras, as_json, sessions_lines, share_of_load
 from sizing.workload import PERCENTILES, Sessions
 from ui import answers
 from ui.charts.traced import hit_rate_over_load, later_ttft_over_load
@@ -226,7 +226,8 @@ def _routings(found: SessionPlan) -> pd.DataFrame:
 def _rising(found: SessionPlan) -> pd.DataFrame:
     planned = found.seen.rate_per_s
     return pd.DataFrame(
-        {"Load": percent(seen.rate_per_s / planned), "Sessions/s": significant(seen.rate_per_s)} | _row(found, seen)
+        {"Load": share_of_load(seen.rate_per_s / planned), "Sessions/s": significant(seen.rate_per_s)}
+        | _row(found, seen)
         for seen in found.curve
     )
 

@@ -34,6 +34,7 @@ from lab.gpu.kept import DATABASE
 from lab.gpu.steps import decode_steps, write_steps
 from sizing.errors import one_line
 from sizing.files import parse_yaml, written
+from sizing.numbers import count_of
 from sizing.points import Point, write_points
 
 DATA = written("data")
@@ -89,7 +90,7 @@ def bring(work: Path, name: str, data: Path) -> str:
     _write(every, target / "points.csv")
     _write(shown, curves / f"{name}.csv")
     passes = _passes(sorted(work.glob("steps-*.csv")), target / "passes.csv")
-    return f"{len(shown)} points in {curves / name}.csv, {len(every)} and {passes} timed passes in {target}"
+    return f"{count_of(len(shown), 'point')} in {curves / name}.csv, {len(every)} and {passes} timed passes in {target}"
 
 
 def _bring_vllm(store: Store, facts: Mapping[str, dict[str, int]], target: Path, curve: Path, name: str) -> str:
@@ -110,7 +111,7 @@ def _bring_vllm(store: Store, facts: Mapping[str, dict[str, int]], target: Path,
         for number, (_, load) in enumerate(taken):
             writer.writerows((number, *row) for row in _rows(load))
     requests = sum(len(load.log) for _, load in taken)
-    return f"{len(shown)} points in {curve}, {len(points)} and {requests} requests in {target}"
+    return f"{count_of(len(shown), 'point')} in {curve}, {len(points)} and {requests} requests in {target}"
 
 
 def _round(label: str) -> str:

@@ -21,7 +21,7 @@ from sizing.candidates import catalogued, from_fit
 from sizing.errors import FitError
 from sizing.estimate import estimate
 from sizing.fitting import Fit, fit
-from sizing.numbers import percent
+from sizing.numbers import count_of, percent
 from sizing.points import Deployment, Point, read_points
 from sizing.question import Question
 from sizing.text import cautions
@@ -69,7 +69,7 @@ def page(names: Sequence[str], data: Path, out: Path) -> None:
         parts.append(quality(deployment, own, facts[origin[own[0]]], seen))
     parts.append(answers(list(origin)) if is_vllm else "")
     out.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
-    click.echo(f"{measured} points on {out}")
+    click.echo(f"{count_of(measured, 'point')} on {out}")
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def test_points_come_home_as_todays_metrics_take_them_and_requests_with_them(tmp
     store.add_point(run, replace(found, point=replace(found.point, requests_per_s=999.0)))
     store.finish_run(run, "done")
     kept.learn("runs", {"m bf16 4/2, closed more": run})
-    assert "1 points" in bring(kept.work, "card", tmp_path / "data")
+    assert "1 point in" in bring(kept.work, "card", tmp_path / "data")
     [point] = read_points(tmp_path / "data" / "curves" / "card.csv")
     assert point.requests_per_s == found.point.requests_per_s
     assert point.source == "card; closed loops, first"

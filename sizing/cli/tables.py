@@ -163,14 +163,13 @@ def alternatives_table(plan: Plan) -> Table:
     table = Table(*columns, "verified by")
     table.title, table.title_justify = f"Configurations that meet the SLA ({len(plan.fleets)})", "left"
     for fleet in plan.fleets[:SHOWN]:
-        high = "no limit" if fleet.gpus_high is None else str(fleet.gpus_high)
         table.add_row(
             fleet.candidate.gpu,
             str(fleet.candidate.layout),
             fleet.candidate.precision,
             escape(fleet.candidate.engine),
             str(fleet.gpus),
-            f"{fleet.gpus_low}-{high}",
+            text.counts(fleet.gpus_low, fleet.gpus_high),
             significant(fleet.requests_per_s_per_gpu),
             "stable rate" if fleet.stability_binds else escape(fleet.with_class(fleet.binding.name)),
             fleet.basis,
@@ -287,7 +286,7 @@ def print_existing(question: Question, fleets: Sequence[Existing], rejected: Seq
             *(fleet.candidate.gpu, str(fleet.candidate.layout), fleet.candidate.precision),
             escape(fleet.candidate.engine),
             *(significant(fleet.rate_per_s), significant(fleet.requests_per_s_per_gpu)),
-            f"{significant(fleet.low)}-{significant(fleet.high)}",
+            f"{significant(fleet.low)} to {significant(fleet.high)}",
             *(fleet.binding, fleet.basis, text.METHOD[fleet.predicted.method]),
         )
     out.print(table)

@@ -26,6 +26,7 @@ from sizing.analyses.sharing import (
     shared_fleet,
 )
 from sizing.cli.plan import as_available, mixed
+from sizing.cli.tables import alternatives_table
 from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed, least
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan, Plan, Rejection
@@ -117,6 +118,14 @@ def test_the_busiest_hour_of_a_day_runs_the_fleet_that_is_planned_for_it() -> No
     larger = replace(fleet, working=fleet.working + 1)
     day = gpus_by_hour(asked, larger, [*[40.0] * 23, 80.0])
     assert day.hours[-1].gpus == day.constant_gpus == larger.gpus > day.hours[0].gpus
+
+
+def test_bands_in_the_table_of_configurations_are_worded_as_elsewhere() -> None:
+    asked = question(80.0)
+    fleet = replace(fleet_of(asked), working=15, working_low=12, working_high=22, spare=0)
+    table = alternatives_table(Plan(asked, (fleet, replace(fleet, working_high=None)), ()))
+    (cells,) = (column.cells for column in table.columns if column.header == "90 % band")
+    assert [*cells] == ["12 to 22", "12 or more"]
 
 
 @pytest.mark.parametrize("rate", [0.1, 1.1, 2.0, 7.3])

@@ -48,6 +48,18 @@ def percent(share: float, decimals: int = 0, *, sign: bool = False) -> str:
     return f"{100 * share:{'+' if sign else ''}.{decimals}f} %"
 
 
+def met(share: float, decimals: int = 0) -> str:
+    """A share of requests in percent that is said to be all of them only where it is.
+
+    >>> met(1.0, 2), met(0.99999, 2), met(0.9995), met(0.9949)
+    ('100.00 %', 'over 99.99 %', 'over 99 %', '99 %')
+    """
+    shown = percent(share, decimals)
+    return (
+        f"over {percent(1 - 0.01 / 10**decimals, decimals)}" if share < 1 and shown == percent(1, decimals) else shown
+    )
+
+
 def minutes(seconds: float) -> str:
     """How long something takes.
 

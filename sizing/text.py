@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sizing.deploy.settings import settings_json
 from sizing.engine import UNLIMITED_KV_TOKENS, Batching
 from sizing.errors import one_line
-from sizing.numbers import count_of, gpus, milliseconds, per_second, percent, significant, with_unit
+from sizing.numbers import count_of, gpus, met, milliseconds, per_second, percent, significant, with_unit
 from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.prediction import Caution, CautionKind, Method, Prediction
 from sizing.question import ADMISSION, FIELDS, Question, replicas_for
@@ -453,9 +453,9 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     lines = [
         f"Trace: {count_of(len(trace), 'request')} from {ends}, {per_second(trace.rate_per_s)} on average and "
         f"{significant(found.plan.question.workload.rate_per_s)} in the busiest hour{varying}",
-        f"Replayed: {percent(seen.goodput(), 2)} of the requests meet all limits on requests"
+        f"Replayed: {met(seen.goodput(), 2)} of the requests meet all limits on requests"
         f"{' of their class' if seen.classes else ''}; in the worst hour, "
-        f"{trace.clock(seen.hours[worst].from_s)}, {percent(seen.goodput(worst), 1)}",
+        f"{trace.clock(seen.hours[worst].from_s)}, {met(seen.goodput(worst), 1)}",
     ]
     if fleet.candidate.replica.batching.prefix_cache:
         lines.append(f"{percent(seen.hit_rate(), 1)} of the prompt tokens were found in the prefix cache")

@@ -21,7 +21,7 @@ from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
 from sizing.cli.shapes import shared_cost
 from sizing.fitting import Fit
-from sizing.numbers import count_of, gpus, milliseconds, per_second, percent, significant, with_unit
+from sizing.numbers import count_of, gpus, met, milliseconds, per_second, percent, significant, with_unit
 from sizing.plans import Fleet, Plan, Rejection
 from sizing.prediction import Caution, Prediction, Quantiles
 from sizing.question import Question
@@ -236,8 +236,8 @@ def classes_table(found: TracePlan) -> Table:
             value_s, worst = seen.value_s(limit), seen.worst_hour
             whole = (escape(seen.name), f"{seen.tally.gone.sum():,}") if number == 0 else ("", "")
             inside = (
-                percent(seen.goodput(), 2),
-                f"{found.trace.clock(seen.hours[worst].from_s)}, {percent(seen.goodput(worst), 1)}",
+                met(seen.goodput(), 2),
+                f"{found.trace.clock(seen.hours[worst].from_s)}, {met(seen.goodput(worst), 1)}",
             )
             room = percent(1 - value_s / limit.limit_s)
             of_limit = (limit.name, limit.allowed, limit.said(value_s), room)
@@ -259,7 +259,7 @@ def hours_table(found: TracePlan) -> Table:
         table.add_row(
             found.trace.clock(seen.hours[number].from_s),
             f"{seen.tally.gone[number]:,}",
-            percent(seen.goodput(number), 1),
+            met(seen.goodput(number), 1),
             *(milliseconds(seen.value_s(limit, number)) for limit in limits),
             str((found.needed[number] + answer.spare) * answer.candidate.gpus),
         )

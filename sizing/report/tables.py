@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sizing.numbers import milliseconds, percent, significant, with_unit
+from sizing.numbers import met, milliseconds, percent, significant, with_unit
 from sizing.report.model import (
     Configuration,
     Day,
@@ -70,10 +70,12 @@ def paragraphs(text: str) -> tuple[str, ...]:
 
 
 def number_of(quantity: Quantity) -> str:
-    """A number for a table whose heading names the unit; times and shares carry theirs.
+    """A number for a table whose heading names the unit; times and shares carry theirs. 100 % are all.
 
     >>> number_of(Quantity(0.0247, "s", "estimated")), number_of(Quantity(9, "GPUs", "estimated"))
     ('24.7 ms', '9')
+    >>> number_of(Quantity(0.99999, "share", "estimated")), number_of(Quantity(1.0, "share", "estimated"))
+    ('over 99.9 %', '100 %')
     """
     value = quantity.value
     if value is None:
@@ -81,7 +83,7 @@ def number_of(quantity: Quantity) -> str:
     if quantity.unit == "s":
         return milliseconds(value)
     if quantity.unit == "share":
-        return f"{significant(100 * value)} %"
+        return met(value, 1) if 0.9995 <= value < 1 else f"{significant(100 * value)} %"
     return f"{value:,.0f}" if quantity.unit in COUNTS else significant(value)
 
 

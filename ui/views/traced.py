@@ -23,7 +23,7 @@ from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.analyses.verification import verification
 from sizing.cli.shapes import extras_json, finite_only
-from sizing.numbers import count_of, milliseconds, per_second, percent, significant
+from sizing.numbers import count_of, met, milliseconds, per_second, percent, significant
 from sizing.plans import Plan
 from sizing.question import Range
 from sizing.report.build import Cover
@@ -357,9 +357,9 @@ def _classes(found: TracePlan) -> None:
             "Allowed": limit.allowed,
             "Replayed": limit.said(seen.value_s(limit)),
             "Room": percent(1 - seen.value_s(limit) / limit.limit_s),
-            "Inside the SLA": percent(seen.goodput(), 2),
+            "Inside the SLA": met(seen.goodput(), 2),
             "Worst hour": found.trace.clock(seen.hours[seen.worst_hour].from_s),
-            "Inside then": percent(seen.goodput(seen.worst_hour), 2),
+            "Inside then": met(seen.goodput(seen.worst_hour), 2),
         }
         for seen in found.replayed.classes
         for limit in seen.sla.limits
@@ -406,7 +406,7 @@ def _hours(found: TracePlan, seen: Replayed) -> pd.DataFrame:
         | {
             "Hour": found.trace.clock(hour.from_s),
             "Requests": int(seen.tally.gone[number]),
-            "Inside the SLA": percent(seen.goodput(number), 2),
+            "Inside the SLA": met(seen.goodput(number), 2),
         }
         | {limit_name(limit): milliseconds(seen.value_s(limit, number)) for limit in limits_on_latencies(seen.sla)}
         | ({} if seen.name else {"GPUs at its rate": (found.needed[number] + fleet.spare) * fleet.candidate.gpus})

@@ -18,6 +18,8 @@ ROUNDS = 6
 """Rounds of choosing a mix and asking again what its groups can carry; two or three are enough."""
 TIE = 1e-6
 """Weight of the number of GPUs beside the price: of two mixes at one price the smaller is taken."""
+GAP = 1e-7
+"""Of the cost, by which a mix may be off: less than one GPU of any fleet. HiGHS allows 1e-4 by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ def _solve(
     cost = np.concatenate([TIE * max(prices.max(), 1.0) * gpus, prices, 0 * gpus])
     bounds = Bounds(np.zeros(len(cost)), np.concatenate([most, np.full(len(types), np.inf), np.ones(len(kinds))]))
     rules = [carried, paid, there, enough, some]
-    found = milp(cost, constraints=rules, bounds=bounds, integrality=np.ones(len(cost)))
+    exactly = {"mip_rel_gap": GAP}
+    found = milp(cost, constraints=rules, bounds=bounds, integrality=np.ones(len(cost)), options=exactly)
     if found.x is None:
         return None
     counts = tuple(int(count) for count in np.rint(found.x[: len(kinds)]))

@@ -128,6 +128,18 @@ def test_bands_in_the_table_of_configurations_are_worded_as_elsewhere() -> None:
     assert [*cells] == ["12 to 22", "12 or more"]
 
 
+
+def test_a_mix_of_thousands_of_gpus_is_the_cheapest_to_one_gpu() -> None:
+    """Trying all numbers of the large replica, of which one may fail: the small ones fill what is left."""
+    rate_per_s, large, small = 41_786.0, RequestKind("a", 8, 10.615), RequestKind("a", 1, 1.002)
+    counts = range(1, 4000)
+    left = (math.ceil(max(rate_per_s - (count - 1) * large.rate_per_s, 0.0) / small.rate_per_s) for count in counts)
+    fewest = min(8 * count + beside for count, beside in zip(counts, left, strict=True))
+    found = cheapest_counts([large, small], {"a": Supply(1.0)}, rate_per_s, spare=1)
+    assert found is not None
+    assert found[1] == fewest
+
+
 @pytest.mark.parametrize("rate", [0.1, 1.1, 2.0, 7.3])
 def test_a_day_of_equal_hours_has_no_peak(rate: float) -> None:
     """24 x 0.1 over 24 is not 0.1 to the last digit, and below 1 is no peak factor."""

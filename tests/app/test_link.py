@@ -149,7 +149,7 @@ def test_no_query_breaks_the_codec_and_only_a_link_of_ours_is_read_without_a_wor
         ("gpu", ",".join(f"g{n}" for n in range(60)), "at most 50"),
         ("prefix", "1.2", "from 0 to 1"),
         ("prefix_hit", "-0.1", "from 0 to 1"),
-        ("peak_factor", "0.5", "from 1 to 1,000"),
+        ("peak_factor", "0.5", "from 1 to 100,000"),
         ("server", "0", "from 1 to 1,024 GPUs"),
         ("have", "1e3", "whole number"),
         ("day", "1,2,3", "24 loads"),

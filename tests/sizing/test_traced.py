@@ -22,6 +22,7 @@ from sizing.analyses.traced import (
     lengths_of,
     loosest,
     of_trace,
+    peak_factor,
     plan_trace,
     smallest,
 )
@@ -274,6 +275,14 @@ def test_hours_need_what_their_rate_needs() -> None:
     found = plan_trace(asked(trace), trace, [candidate()])
     assert found.needed[0] < found.needed[2] < found.needed[1] <= found.plan.answer.working
     assert found.worst_hour == 1
+
+
+def test_a_peak_thousands_of_times_the_mean_is_priced_at_the_mean() -> None:
+    """3,600 requests in one hour and one 3,000 hours later: the peak is 1/s, the mean a three-thousandth of it."""
+    arrival_s = np.append(np.arange(3600.0), 3000 * 3600.0)
+    tokens = np.ones(len(arrival_s), np.int32)
+    found = Trace(arrival_s, tokens, tokens)
+    assert busiest_rate_per_s(found) / peak_factor(found) == pytest.approx(found.rate_per_s)
 
 
 def at_rates(parts: list[tuple[float, int]]) -> Trace:

@@ -49,6 +49,7 @@ from sizing.cli.options import (
 )
 from sizing.cli.shapes import existing_json, shared_json
 from sizing.cli.tables import print_existing, print_shared
+from sizing.errors import ScenarioError, quoted
 from sizing.explain import distance_from_sla
 from sizing.numbers import gpus as in_words
 from sizing.plans import NoFeasiblePlan
@@ -186,7 +187,10 @@ def find(asked: ScenarioFile, shares: Sequence[Share], given: dict[str, Any]) ->
     which = tuple(asked.gpu), tuple(asked.precision), tuple(asked.tp)
     choice = Choice(*which, given["basis"], words(given["engine"]), layouts_named(given["layout"]))
     for share in shares:
-        candidates.check_context(asked.model, share.workload.lengths)
+        try:
+            candidates.check_context(asked.model, share.workload.lengths)
+        except ScenarioError as error:
+            raise ScenarioError(f"workload {quoted(share.name)}: {error}") from None
     rates = np.array([share.workload.rate_per_s for share in shares])
     isl, osl = (
         float(rates @ [getattr(share.workload.lengths, name) for share in shares] / rates.sum())

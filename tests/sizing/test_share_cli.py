@@ -69,6 +69,14 @@ def test_a_faulty_workload_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
     assert err.count("\n") == 1
 
 
+def test_a_workload_beyond_the_models_context_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(
+        ["share", *FLEET, "--workload", CHAT, "--workload", "books:isl=100000,osl=200,rate=1,e2e=p95:60s"], capsys
+    )
+    assert code == 2
+    assert "workload 'books': ISL + OSL are 100,200 tokens" in err
+
+
 def test_each_workload_keeps_a_gap_limit_of_its_own(capsys: pytest.CaptureFixture[str], shared: str) -> None:
     """Long prompts of one make stalls for the other: its gaps are told, and only where somebody asked for gaps."""
     limited = f"{CHAT},gap=p99:150ms"

@@ -392,9 +392,14 @@ def parse_workload(text: str) -> dict[str, str]:
 
 
 def named_pairs(option: str, text: str, example: str) -> tuple[str, dict[str, str]]:
-    """The name and the keys of ``NAME:key=value,key=value``. Raises ScenarioError with the `example`."""
-    name, colon, rest = text.partition(":")
-    pairs = [word.partition("=") for word in re.split(NEXT_KEY, rest)]
+    """The name, which may have colons, and the keys of ``NAME:key=value,key=value``. Raises ScenarioError with the
+    `example`.
+
+    >>> named_pairs("--class", "team:a:ttft=p95:1s,itl=none", "NAME:ttft=p95:1s")
+    ('team:a', {'ttft': 'p95:1s', 'itl': 'none'})
+    """
+    name, colon, _ = text.partition("=")[0].rpartition(":")
+    pairs = [word.partition("=") for word in re.split(NEXT_KEY, text[len(name) + len(colon) :])]
     if not colon or not name or not all(equals for _, equals, _ in pairs):
         raise ScenarioError(f"{option} {text!r}: write it as {example}")
     return name.strip(), {key.strip(): value.strip() for key, _, value in pairs}

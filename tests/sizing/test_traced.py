@@ -410,6 +410,8 @@ def test_limits_of_classes_stand_in_place_of_those_of_all() -> None:
     chat, code = class_slas(trace, SLA, ["code:ttft=p99:2s,itl=none,e2e=p95:60s"])
     assert chat == SLA
     assert [str(limit) for limit in code.limits] == ["p99 TTFT <= 2000 ms", "p95 E2E <= 60000 ms"]
+    of_team = replace(trace, classes=("chat", "team:code"))
+    assert class_slas(of_team, SLA, ["team:code:ttft=p99:2s,itl=none,e2e=p95:60s"]) == (chat, code)
     assert class_slas(traffic(1, 10.0, 0.1), SLA, []) == ()
     metrics: list[Metric] = [limit.metric for limit in loosest([chat, code]).limits]
     assert metrics == ["ttft"]

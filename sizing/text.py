@@ -54,12 +54,17 @@ LEFT_OUT = {
 
 
 def capital(text: str) -> str:
-    """`text` with a capital first letter, the rest as it is; a URL in front stays one.
+    """`text` with a capital first letter, the rest as it is; a name in front stays one: a URL, or a first word with a
+    figure or an underscore in it or a colon after it.
 
     >>> capital("no answer"), capital("http://gpu-7:8000: no answer")
     ('No answer', 'http://gpu-7:8000: no answer')
+    >>> capital("chat: misses p95 TTFT"), capital("gpt-oss-120b needs 3 GB more")
+    ('chat: misses p95 TTFT', 'gpt-oss-120b needs 3 GB more')
     """
-    return text if text.startswith(("http://", "https://")) else text[:1].upper() + text[1:]
+    word = text.partition(" ")[0]
+    is_name = any(letter in ":_" or letter.isdigit() for letter in word)
+    return text if is_name else text[:1].upper() + text[1:]
 
 
 def counts(low: float, high: float | None) -> str:

@@ -621,6 +621,8 @@ published mean TTFT differs by a factor of two or more between output lengths, w
 to one level."""
 ONE_ISL_TTFT_SIGMA = 0.57
 """The second where all prompts that were measured are equally long."""
+EXPERTS_ELSEWHERE_TTFT_SIGMA, EXPERTS_ONE_ISL_TTFT_SIGMA = 0.3, 0.4
+"""The same two of MoE models. Of published servers by which they were chosen, 91 to 99 % lie within the bands."""
 BEYOND_SIGMA, BEYOND_TTFT_SIGMA = 0.085, 0.5
 """Error of requests/s and ITL, and of TTFT, for each unit of ln(users) outside those that were measured: of published
 servers whose two highest levels were left out."""
@@ -707,9 +709,11 @@ def holds_no_start(points: Sequence[Point], protocol: Protocol) -> bool:
     return told or all(point.verdict == "steady" or _is_near_median(point) for point in closed)
 
 
-def closed_sigmas(levels: Sequence[Point], protocol: Protocol, point: Point) -> tuple[float, float, float]:
+def closed_sigmas(
+    levels: Sequence[Point], protocol: Protocol, point: Point, *, has_experts: bool = False
+) -> tuple[float, float, float]:
     """Relative scatter of a closed loop's requests/s, mean TTFT and ITL about what the fit to `levels`, measured by
-    `protocol`, says, beside what law and bend leave open."""
+    `protocol`, says, beside what law and bend leave open. `has_experts`: of an MoE model."""
     if of_one_level(levels):
         return RATE_SIGMA, ONE_LEVEL_TTFT_SIGMA, ITL_SIGMA
     asked = math.log(concurrency(point))
@@ -717,8 +721,10 @@ def closed_sigmas(levels: Sequence[Point], protocol: Protocol, point: Point) -> 
     steps = math.hypot(CLOSED_SIGMA, BEYOND_SIGMA * max(0.0, asked - math.log(most)))
     # Of a TTFT that was not measured, levels of the same lengths say no more than others.
     if not (own := [math.log(concurrency(level)) for level in levels_at(levels, point) if level.ttft_mean_s]):
-        alike = same_isl([level.isl for level in levels])
-        return steps, ONE_ISL_TTFT_SIGMA if alike else ELSEWHERE_TTFT_SIGMA, steps
+        several, one = ELSEWHERE_TTFT_SIGMA, ONE_ISL_TTFT_SIGMA
+        if has_experts:
+            several, one = EXPERTS_ELSEWHERE_TTFT_SIGMA, EXPERTS_ONE_ISL_TTFT_SIGMA
+        return steps, one if same_isl([level.isl for level in levels]) else several, steps
     outside = max(0.0, own[0] - asked, asked - own[-1])
     near, beyond = BETWEEN_TTFT_SIGMA, BEYOND_TTFT_SIGMA
     if holds_no_start(levels, protocol):

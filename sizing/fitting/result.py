@@ -515,7 +515,9 @@ class Fit:
                 there[known] = shares * change[len(own) :]  # where it was measured, the answer changes by the rest
                 carried = [carried_over(self._levels, there, point, self.batching) for point in own]
                 variance += np.nan_to_num((change[: len(own)] - carried) / 2) ** 2
-            variance += np.square([closed_sigmas(self._levels, self.protocol, point) for point in own])
+            experts = self.law.unread_decay > 0
+            scatter = [closed_sigmas(self._levels, self.protocol, point, has_experts=experts) for point in own]
+            variance += np.square(scatter)
             variance += np.square([self.luck(point) for point in own])
             if self.of_one_level:
                 variance += self._carried(own) ** 2

@@ -283,7 +283,9 @@ def test_levels_of_one_isl_leave_the_law_more_open_at_other_lengths() -> None:
     assert _elsewhere(timed, EXACT, one_isl) == 2 * _elsewhere(timed, EXACT, others)
     assert _elsewhere(timed, EXACT, [level(8)]) == _elsewhere(timed, EXACT, others)
     asked = dataclasses.replace(level(8), isl=16_000)
-    assert closed_sigmas(one_isl, UNTOLD, asked)[1] > closed_sigmas(others, UNTOLD, asked)[1]
+    for experts in (True, False):
+        wide, narrow = (closed_sigmas(each, UNTOLD, asked, has_experts=experts)[1] for each in (one_isl, others))
+        assert wide > narrow
 
 
 @pytest.mark.parametrize(

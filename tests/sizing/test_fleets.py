@@ -128,7 +128,6 @@ def test_bands_in_the_table_of_configurations_are_worded_as_elsewhere() -> None:
     assert [*cells] == ["12 to 22", "12 or more"]
 
 
-
 def test_a_mix_of_thousands_of_gpus_is_the_cheapest_to_one_gpu() -> None:
     """Trying all numbers of the large replica, of which one may fail: the small ones fill what is left."""
     rate_per_s, large, small = 41_786.0, RequestKind("a", 8, 10.615), RequestKind("a", 1, 1.002)

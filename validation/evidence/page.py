@@ -50,7 +50,8 @@ table. What was decided: that what fitted levels show beyond the law is carried 
 to other lengths; that a fifth of an answer between levels is the straight line, and three tenths of a mean TTFT
 beyond the most users; how far to trust a mean TTFT that nobody judged steady, and the timings of a token's
 arithmetic; what attention costs where timings do not show it, and what MoE models add to an iteration with a prompt;
-and what a batching policy, or chunks of prompts, other than the engine's default must gain to be believed.
+what a batching policy, or chunks of prompts, other than the engine's default must gain to be believed; and how wide
+bands of TTFT are at other lengths, of dense and of MoE models.
 
 *Bands* are 90 % bands of the same predictions. Those of mean TTFT of dense servers at other lengths hold nearly all
 figures here, and 84 % of 628 in the half used for the choices, which has the servers of Llama-3.1-8B: 88 % of all.

@@ -637,7 +637,9 @@ def sized_by(runs: SessionRuns, start: int, winner: Fleet | None) -> Fleet | Rej
         if working is None:
             alone = nearly_alone(runs)
             return (
-                far_missed(candidate, runs.loaded(FARTHEST * start)) if alone.meets else alone_missed(candidate, alone)
+                far_missed(candidate, runs.loaded(largest(runs, start)))
+                if alone.meets
+                else alone_missed(candidate, alone)
             )
     except ScenarioError as error:
         return Rejection.of(candidate, "memory", str(error))
@@ -657,13 +659,20 @@ def sized_by(runs: SessionRuns, start: int, winner: Fleet | None) -> Fleet | Rej
 
 
 def settled(runs: SessionRuns, start: int) -> int | None:
-    """The smallest fleet that keeps the SLA with its headroom in one run, then in further ones; None as `smallest`."""
-    working = smallest(runs.meets, start)
+    """The smallest fleet that keeps the SLA with its headroom in one run, then in further ones; None up to the largest
+    that is tried."""
+    working = least(runs.meets, start, largest(runs, start), FINE)
     if working is None:
         return None
-    first = working - 1
-    more = least(lambda more: runs.meets(first + more) and runs.meets_again(first + more), 1, FARTHEST * start, FINE)
+    first, most = working - 1, largest(runs, start)
+    more = least(lambda more: runs.meets(first + more) and runs.meets_again(first + more), 1, most, FINE)
     return first + more if more else working
+
+
+def largest(runs: SessionRuns, start: int) -> int:
+    """Replicas beyond which no fleet is tried: `FARTHEST` times the start of the search, which says nothing of users;
+    where these are nearly alone."""
+    return max(FARTHEST * start, math.ceil((runs.load.users or 0) / ALONE))
 
 
 def beaten(runs: SessionRuns, working: int, winner: Fleet) -> Rejection:

@@ -7,6 +7,7 @@ import importlib
 import math
 from functools import cache
 from itertools import pairwise, permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,6 +246,23 @@ def test_bends_at_all_lengths_tell_one_size() -> None:
     )
     assert [len(one), len(other)] == [1, 2]
     assert other[0].open_sizes == other[1].open_sizes
+
+
+@pytest.mark.parametrize("unread_decay", [0.0, 0.9])
+def test_bands_of_an_moe_model_have_the_scatter_of_its_kind(
+    unread_decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = kinked(EQUAL)
+    told: list[bool] = []
+
+    def noted(*asked: Any, has_experts: bool) -> tuple[float, float, float]:
+        told.append(has_experts)
+        return closed_sigmas(*asked, has_experts=has_experts)
+
+    monkeypatch.setattr("sizing.fitting.result.closed_sigmas", noted)
+    law = dataclasses.replace(found.law, unread=0.5, unread_decay=unread_decay)
+    dataclasses.replace(found, law=law).mean_sigmas([found.errors[0].point])
+    assert told == [unread_decay > 0]
 
 
 def test_what_was_measured_holds_the_answer_fast() -> None:

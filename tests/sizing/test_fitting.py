@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -13,13 +14,14 @@ import pytest
 from sizing.engine import COEFFICIENTS, Batching, Policy, Replica, StepLaw
 from sizing.errors import FitError
 from sizing.fitting import Fit, fit
-from sizing.points import Point
+from sizing.points import UNSAID, Point
 from sizing.prediction import Caution
 from sizing.simulator import simulate_closed, simulated_stable_rate_per_s
 from sizing.workload import Lengths
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
 SHORT, LONG = Lengths(128, 128), Lengths(4000, 500)
+fit_module = importlib.import_module("sizing.fitting.fit")  # the package has the function under this name
 LEVELS = (1, 4, 16, 64, 256)
 
 
@@ -126,11 +128,18 @@ def test_the_policy_is_told_from_the_points() -> None:
     assert fitted("chunked").batching.policy in ("chunked", "whole_prompt")  # the same engine while prompts are short
 
 
-@pytest.mark.parametrize(("engine", "has"), [("trtllm", ("chunked", "whole_prompt")), ("sglang", ("prefill_first",))])
-def test_an_engine_has_no_policy_that_it_cannot_have(engine: str, has: tuple[Policy, ...]) -> None:
-    """TensorRT-LLM runs no prompts apart from the decodes, whatever the points are like."""
-    points = measure(Replica(GPU, Batching("prefill_first")), engine=engine)
-    assert fit(points).batching.policy in has
+@pytest.mark.parametrize(
+    ("engine", "has"),
+    [
+        ("trtllm", {"chunked", "whole_prompt"}),
+        ("sglang", {"chunked", "prefill_first"}),
+        ("", {"chunked", "prefill_first", "whole_prompt"}),
+    ],
+)
+def test_a_fit_tries_the_policies_that_the_engine_has(engine: str, has: set[Policy]) -> None:
+    """TensorRT-LLM runs no prompts apart from the decodes, and SGLang no whole ones beside them."""
+    points = measure(Replica(GPU, Batching("prefill_first")), [SHORT], (1, 8), engine=engine)
+    assert {rule.policy for rule in fit_module._candidates(points, None, None, UNSAID)} == has
 
 
 @pytest.mark.parametrize("told", [None, 8192])

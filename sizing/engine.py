@@ -117,6 +117,11 @@ class StepLaw:
     send_s: float = 0.0
     bend: Bend = STRAIGHT
 
+    @property
+    def has_experts(self) -> bool:
+        """True for an MoE model: the more tokens, the more of its weights are read."""
+        return self.unread > 0 and self.unread_decay > 0
+
     def weights_of_s(self, tokens: float | Floats) -> Floats:
         """Seconds to read the weights that `tokens` tokens (1 or more) need (elementwise; one value if always all)."""
         if self.unread == 0:

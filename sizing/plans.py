@@ -27,7 +27,8 @@ Basis = Literal["measured", "fitted", "extrapolated", "estimated", "what-if"]
 class Candidate:
     """One way to serve the model: GPUs in a layout, with the law of that replica and the source of the law.
 
-    `basis` applies up to `calibrated_in_flight` requests at once in a replica; beyond, the law is extrapolated.
+    `basis` applies up to `calibrated_in_flight` requests at once in a replica, and down to half of `calibrated_from`;
+    outside, the law is extrapolated.
     `relative_sigma` is the standard error of the law's times as a share. `variants`, if a fit gives them, are pairs of
     replicas one standard error to either side along each direction that the data leave open. `fitted_to`: the points
     that the law was fitted to, measured by `protocol`. `open_loops`: levels of random arrivals measured on this same
@@ -45,6 +46,7 @@ class Candidate:
     relative_sigma: float
     engine: str = ""
     calibrated_in_flight: float = math.inf
+    calibrated_from: float = 0.0
     variants: tuple[tuple[Replica, Replica], ...] = ()
     warnings: tuple[Caution, ...] = ()
     fitted_to: tuple[Point, ...] = ()
@@ -68,16 +70,21 @@ class Candidate:
 
 
 def basis_of(candidate: Candidate, in_flight: float) -> Basis:
-    """The candidate's basis, or "extrapolated" if a replica holds more requests at once than were measured; an estimate
-    stays one at any load."""
-    beyond = in_flight > candidate.calibrated_in_flight and candidate.basis != "estimated"
-    return "extrapolated" if beyond else candidate.basis
+    """The candidate's basis, or "extrapolated" at a load of which `beyond_measured` warns; an estimate stays one at any
+    load."""
+    estimated = candidate.basis == "estimated"
+    return candidate.basis if estimated or not beyond_measured(candidate, in_flight) else "extrapolated"
 
 
 def beyond_measured(candidate: Candidate, in_flight: float) -> tuple[Caution, ...]:
-    """The caution for an extrapolated load; none within the measured range."""
-    most = candidate.calibrated_in_flight
-    return (Caution("beyond_measured", {"in_flight": in_flight, "most": most}),) if in_flight > most else ()
+    """The caution for an extrapolated load: more requests at once in a replica than were measured, or fewer than half
+    of the fewest, where an estimate that one level scales warns by itself; none within the measured range."""
+    most, fewest = candidate.calibrated_in_flight, candidate.calibrated_from
+    if in_flight > most:
+        return (Caution("beyond_measured", {"in_flight": in_flight, "most": most}),)
+    if max(in_flight, 1.0) < fewest / 2 and candidate.basis != "estimated":
+        return (Caution("below_measured", {"in_flight": in_flight, "fewest": fewest}),)
+    return ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ CautionKind = Literal[  # noqa: RUF041 - grouped by where they come from
     Literal["approximate_arrivals", "unseen_herding", "not_modelled", "crowded", "wide_prompts"],  # of the formula
     Literal["herding", "lost_requests"],  # of the simulation
     Literal["saturation_disputed", "methods_differ"],  # of both, where they contradict each other
-    Literal["beyond_measured", "beyond_context", "near_floor", "front_end", "diluted"],  # of a fleet
+    Literal["beyond_measured", "below_measured", "beyond_context", "near_floor", "front_end", "diluted"],  # of a fleet
     Literal["poor_fit", "distrusted_point"],  # of a fit
     Literal["fitted_kv_tokens", "estimated_kv_tokens", "fitted_slots", "fitted_budget"],
     Literal["fitted_lookahead", "fitted_unread", "fitted_experts"],

@@ -1010,6 +1010,10 @@ CAUTIONS: dict[CautionKind, str] = {
         "a replica would hold {in_flight:.0f} requests at once, measured were at most {most:.0f}: calibrate at or "
         "above the planned concurrency"
     ),
+    "below_measured": (
+        "a replica would hold {in_flight:.1f} requests at once, measured were at least {fewest:.0f}: calibrate from "
+        "one user on"
+    ),
     "beyond_context": (
         "{share:1%} of the requests, with {of_tokens:1%} of the prompt tokens, are longer than the {tokens:,} tokens "
         "that the model takes, and are served here: a server refuses them; a law of lengths that ends there leaves "

@@ -297,7 +297,7 @@ def _key(candidate: Candidate) -> tuple[str, str]:
 
 def over_lengths(question: Question, fleet: Fleet, covered: CoveredRange | None) -> tuple[LengthCell, ...]:
     """Requests/s per GPU of the fleet's configuration at other lengths; `covered`: those that were measured."""
-    return length_grid(question, fleet, lambda asked: covered is not None and covered.covers(asked, 1))
+    return length_grid(question, fleet, lambda asked: covered is not None and covered.covers(asked))
 
 
 def sla_uses(question: Question, fleets: Mapping[str, Fleet]) -> dict[str, tuple[float, ...]]:

@@ -523,7 +523,7 @@ def _distrusted(best: Trial, means: Floats) -> dict[int, Distrust]:
 
 def _range(points: Sequence[Point]) -> CoveredRange:
     isl, osl = [point.isl for point in points], [point.osl for point in points]
-    return CoveredRange(busiest(points), (min(isl), max(isl)), (min(osl), max(osl)))
+    return CoveredRange(busiest(points), (min(isl), max(isl)), (min(osl), max(osl)), min(map(in_flight, points)))
 
 
 ITL_OFF, TTFT_OFF = 0.10, 0.30
@@ -561,7 +561,7 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
         law = best.replica.law
         yield (
             Caution("fitted_experts", {"used": 1 - law.unread_decay})
-            if law.unread_decay
+            if law.has_experts
             else Caution("fitted_unread", {"unread": law.unread})
         )
     if best.observed.protocol.at_once and any(point.lengths.fixed for point in points):

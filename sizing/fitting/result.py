@@ -212,16 +212,19 @@ FARTHEST = 3.0
 
 
 class CoveredRange(NamedTuple):
-    """What the points cover: the most requests at once, and the mean lengths from lowest to highest, in tokens."""
+    """What the points cover: the most requests at once, the mean lengths from lowest to highest, in tokens, and the
+    fewest requests at once."""
 
     concurrency: int
     isl: tuple[float, float]
     osl: tuple[float, float]
+    fewest: float = 1.0
 
-    def covers(self, lengths: Lengths, in_flight: float) -> bool:
-        """True for lengths within twice the measured range and at most 1.1 x the measured concurrency."""
+    def covers(self, lengths: Lengths, in_flight: float | None = None) -> bool:
+        """True for lengths within twice the measured range, and for `in_flight` requests at once, where they are told,
+        from half of the fewest measured to 1.1 x the most."""
         return (
-            in_flight <= 1.1 * self.concurrency
+            (in_flight is None or self.fewest / 2 <= max(1.0, in_flight) <= 1.1 * self.concurrency)
             and self.isl[0] / 2 <= lengths.isl <= 2 * self.isl[1]
             and self.osl[0] / 2 <= lengths.osl <= 2 * self.osl[1]
         )
@@ -515,8 +518,8 @@ class Fit:
                 there[known] = shares * change[len(own) :]  # where it was measured, the answer changes by the rest
                 carried = [carried_over(self._levels, there, point, self.batching) for point in own]
                 variance += np.nan_to_num((change[: len(own)] - carried) / 2) ** 2
-            experts = self.law.unread_decay > 0
-            scatter = [closed_sigmas(self._levels, self.protocol, point, has_experts=experts) for point in own]
+            has_experts = self.law.has_experts
+            scatter = [closed_sigmas(self._levels, self.protocol, point, has_experts=has_experts) for point in own]
             variance += np.square(scatter)
             variance += np.square([self.luck(point) for point in own])
             if self.of_one_level:
@@ -556,12 +559,13 @@ class Fit:
         """True where the points scale the law that the fit leans on, and its shape is not measured."""
         return of_one_level(self._levels)
 
-    def covers(self, lengths: Lengths, in_flight: float) -> bool:
-        """True where the law is used inside the range it was fitted on."""
+    def covers(self, lengths: Lengths, in_flight: float | None = None) -> bool:
+        """True where the law is used inside the range it was fitted on; of lengths alone without `in_flight`."""
         return self.calibrated.covers(lengths, in_flight)
 
-    def basis(self, lengths: Lengths, in_flight: float) -> Basis:
-        """What an answer for these lengths and requests at once stands on: an estimate, where one level scales it."""
+    def basis(self, lengths: Lengths, in_flight: float | None = None) -> Basis:
+        """What an answer for these lengths stands on, and for so many requests at once where they are told: an
+        estimate, where one level scales it."""
         if self.of_one_level:
             return "estimated"
         return "fitted" if self.covers(lengths, in_flight) else "extrapolated"

@@ -139,7 +139,7 @@ class Trial:
         price += POLICY_PRICE * (usual.policy not in (None, batching.policy))
         price += LOOKAHEAD_PRICE * (batching.lookahead_steps != usual.lookahead_steps)
         if batching.token_budget not in usual.token_budgets:
-            has_experts = self.parameters.base.law.unread_decay > 0
+            has_experts = self.parameters.base.law.has_experts
             price += CHUNK_PRICE if has_experts and batching.cuts_prompts else BUDGET_PRICE
         return self.cost + price
 
@@ -407,7 +407,7 @@ def guess(
 ) -> tuple[Floats, Floats, Floats]:
     """Logarithms of the eight coefficients, their standard deviations, and of the error that they share: from `prior`
     where it has a value and says more than the points do, `prior_error` its relative standard error."""
-    timed_dense = is_timed(prior, prior_error) and prior.unread == 0
+    timed_dense = is_timed(prior, prior_error) and not prior.has_experts
     as_read = _unqueued(points, prior) if timed_dense or of_one_level(points) else points
     rough = np.array(law_of_points(as_read, prior).seconds)
     centre, sigma, shared = np.log(rough), np.array(DATA_SIGMAS.seconds), np.zeros((len(rough), 1))
@@ -422,8 +422,8 @@ def guess(
         shared[known] = prior_error
         if of_one_level(points) and prior.weights_s > 0:
             centre[~known] += math.log(LITTLE_OF_NOTHING)
-            own = {"token_s": PROMPT_SIGMA} | (MIXTURE_SIGMAS if prior.unread > 0 else {})
-            if prior.unread > 0 and prior.request_s == 0 and (left_s := _beside_prompt_s(points, prior)) > 0:
+            own = {"token_s": PROMPT_SIGMA} | (MIXTURE_SIGMAS if prior.has_experts else {})
+            if prior.has_experts and prior.request_s == 0 and (left_s := _beside_prompt_s(points, prior)) > 0:
                 centre[COEFFICIENTS.index("request_s")] = math.log(min(REQUEST_S, left_s))
             sigma[[COEFFICIENTS.index(name) for name in own]] = list(own.values())
     return centre, sigma, shared

@@ -22,6 +22,10 @@ def test_every_kind_has_words_and_no_words_are_left_over() -> None:
             Caution("beyond_measured", {"in_flight": 12.4, "most": 8.0}),
             "hold 12 requests at once, measured were at most 8",
         ),
+        (
+            Caution("below_measured", {"in_flight": 2.4, "fewest": 16.0}),
+            "hold 2.4 requests at once, measured were at least 16",
+        ),
         (Caution("lost_requests", {"share": 0.0625}), "6.25 % of the requests"),
         (
             Caution("beyond_context", {"share": 0.004, "of_tokens": 0.056, "tokens": 40_960}),

@@ -247,6 +247,9 @@ def test_the_calibrated_range() -> None:
     assert not found.covers(Lengths(1000, 300), 400)
     assert not found.covers(Lengths(20_000, 300), 10)
     assert not found.covers(Lengths(1000, 10), 10)
+    of_many = fit(measure(Replica(GPU), [SHORT], (16, 64)))
+    assert [of_many.covers(SHORT, users) for users in (1, 4, 8, 64)] == [False, False, True, True]
+    assert of_many.covers(SHORT)
 
 
 def test_thin_calibrations_carry_warnings() -> None:

@@ -21,7 +21,7 @@ from sizing.candidates import Choice, find
 from sizing.cli.shapes import existing_json, shared_json
 from sizing.edge import BY_FORMULA, Method, SlaMissed
 from sizing.engine import Replica
-from sizing.plans import Candidate, Fleet, Rejection
+from sizing.plans import Candidate, Fleet, Rejection, basis_of, beyond_measured
 from sizing.prediction import Prediction
 from sizing.question import FEW, Question, Setting
 from sizing.report.model import Quantity
@@ -46,6 +46,16 @@ def test_a_load_beyond_the_measured_one_is_extrapolated_in_every_answer() -> Non
     within = largest_rate(question(), dataclasses.replace(measured, calibrated_in_flight=1e6), 8, BY_FORMULA)
     assert isinstance(within, Existing)
     assert within.basis == "fitted"
+
+
+def test_a_load_far_below_the_measured_ones_is_extrapolated() -> None:
+    """From many users on, what a step of a few sequences takes was not measured."""
+    measured = dataclasses.replace(candidate(), basis="fitted", calibrated_in_flight=64.0, calibrated_from=16.0)
+    assert [basis_of(measured, held) for held in (0.1, 7.9, 8.0, 64.0)] == ["extrapolated"] * 2 + ["fitted"] * 2
+    assert [each.kind for each in beyond_measured(measured, 7.9)] == ["below_measured"]
+    assert not beyond_measured(measured, 8.0)
+    from_one = dataclasses.replace(measured, calibrated_from=1.0)
+    assert basis_of(from_one, 0.1) == "fitted", "a lone request was measured, however rarely one is there"
 
 
 def jumping(least_per_s: float) -> Method:

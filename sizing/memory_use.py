@@ -11,7 +11,7 @@ from sizing.catalog import BITS, Gpu, Layout, Model, Precision, gpus, precision_
 from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
 from sizing.estimate import estimate
-from sizing.estimate.day_zero import RESERVED_BYTES, held_bytes, roofline_kv_bytes, shipped
+from sizing.estimate.day_zero import held_bytes, sheet_memory, shipped
 from sizing.estimate.memory import Memory
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.workload import NO_PREFIX, Lengths, Prefix
@@ -67,20 +67,22 @@ def memory_use(fleet: Fleet, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Me
     saved = sequences * prefix.hit_rate * prefix.tokens - prefix.held_tokens(sequences)
     if not candidate.unmeasured:
         return _of_measured(candidate, chip, weights, (sequences * context - saved) * of_token)
+    note = "counted for {} by the kernel database"
     known = kernel_memory(candidate, model, chip, precision)
     if known is None:
-        return _of_roofline(candidate, chip, weights, sequences * context - saved, of_token)
+        known = sheet_memory(model, chip, candidate.layout, precision, candidate.engine)
+        note = "from the data sheet, with 5 GiB set aside for the runtime"
     wanted = sequences * known.sequence_bytes(round(context))
     if saved:
         wanted -= saved / prefix.tokens * known.sequence_bytes(prefix.tokens)
-    return _of_kernels(candidate, known, weights, wanted)
+    return _of_estimate(candidate, known, weights, wanted, note.format(known.backend))
 
 
 def kv_cache_tokens(candidate: Candidate) -> int | None:
     """Tokens that the KV cache of a replica holds; None if neither the engine nor the catalogue gives them.
 
     The number that an estimate was made with, or a fit found. For a measured engine that never ran out of memory, what
-    its weights and the runtime's reserve leave on each GPU, by the catalogue, less the share that engines leave free.
+    its engine would make of the memory beside weights and the runtime's reserve on each GPU, by the catalogue.
     """
     known = candidate.replica.batching.kv_tokens
     if known != UNLIMITED_KV_TOKENS:
@@ -89,8 +91,9 @@ def kv_cache_tokens(candidate: Candidate) -> int | None:
     precision = precision_named(candidate.precision)
     if model is None or chip is None or precision is None:
         return None
-    weights, of_token = held_bytes(model, candidate.layout, precision)
-    return max(0, int(roofline_kv_bytes(chip, weights) / of_token)) * candidate.layout.dp
+    _, of_token = held_bytes(model, candidate.layout, precision)
+    left = sheet_memory(model, chip, candidate.layout, precision, candidate.engine).kv_bytes()
+    return max(0, int(left / of_token)) * candidate.layout.dp
 
 
 def caching(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Rejection]]:
@@ -117,7 +120,7 @@ def kernel_memory(candidate: Candidate, model: Model, chip: Gpu, precision: Prec
         return None
 
 
-def _of_kernels(candidate: Candidate, memory: Memory, weights: float, wanted: float) -> MemoryUse:
+def _of_estimate(candidate: Candidate, memory: Memory, weights: float, wanted: float, note: str) -> MemoryUse:
     budget = candidate.replica.batching.token_budget
     kv = max(0.0, memory.kv_bytes(budget))
     used, weights = min(wanted, kv), min(weights, memory.fixed_bytes)
@@ -129,17 +132,7 @@ def _of_kernels(candidate: Candidate, memory: Memory, weights: float, wanted: fl
         (RUNTIME, memory.fixed_bytes - weights),
         (LEFT, left),
     )
-    return MemoryUse(candidate, memory.capacity_bytes, parts, f"counted for {memory.backend} by the kernel database")
-
-
-def _of_roofline(
-    candidate: Candidate, chip: Gpu, weights: float, resident_tokens: float, bytes_per_token: float
-) -> MemoryUse:
-    kv = roofline_kv_bytes(chip, weights)
-    used = min(resident_tokens * bytes_per_token, kv)
-    left = chip.memory_bytes - weights - RESERVED_BYTES - kv
-    parts = ((WEIGHTS, weights), (KV_USED, used), (KV_FREE, kv - used), (RUNTIME, float(RESERVED_BYTES)), (LEFT, left))
-    return MemoryUse(candidate, chip.memory_bytes, parts, "from the data sheet, with 5 GiB set aside for the runtime")
+    return MemoryUse(candidate, memory.capacity_bytes, parts, note)
 
 
 def _of_measured(candidate: Candidate, chip: Gpu, weights: float, wanted: float) -> MemoryUse:

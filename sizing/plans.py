@@ -32,8 +32,8 @@ class Candidate:
     `relative_sigma` is the standard error of the law's times as a share. `variants`, if a fit gives them, are pairs of
     replicas one standard error to either side along each direction that the data leave open. `fitted_to`: the points
     that the law was fitted to, measured by `protocol`. `open_loops`: levels of random arrivals measured on this same
-    engine, including void ones. `engine`: the server's software, empty if it is unknown or no engine's kernels were
-    timed.
+    engine, including void ones. `engine`: the server's software, empty if it is unknown: of an estimate without kernel
+    timings, the one asked for.
     """
 
     model: str

@@ -156,7 +156,7 @@ def test_a_roofline_holds_a_state_for_each_sequence_however_short(precision: Pre
         lengths: roofline(model, chip, Layout(2), precision, lengths, BATCHING).batching.kv_tokens / lengths.isl / 1.1
         for lengths in (short, long)
     }
-    free = (chip.memory_bytes - held_bytes(model, Layout(2), precision)[0] - 5 * 2**30) * 0.9
+    free = chip.memory_bytes * 0.9 - held_bytes(model, Layout(2), precision)[0] - 5 * 2**30
     state = 36 * 4 * 32 * 128 * 128 / 2
     assert free / held[short] > state
     growth = (free / held[long] - free / held[short]) / 990
@@ -206,6 +206,27 @@ def test_a_gpu_of_which_nothing_was_timed_has_a_roofline() -> None:
     assert candidate.relative_sigma > estimate("openai/gpt-oss-120b", "b200_sxm", 1, "mxfp4", LENGTHS).relative_sigma
     with pytest.raises(DoesNotFit, match="GB more per GPU"):
         estimate(QWEN, "l4", 1, "bf16", LENGTHS)
+
+
+@pytest.mark.parametrize(("engine", "gives"), [("vllm", 0.9), ("sglang", 0.88), ("trtllm", None), ("", 0.9)])
+def test_a_cache_by_data_sheet_is_what_its_engine_makes_of_the_memory(engine: str, gives: float | None) -> None:
+    """vLLM and SGLang take a share of all memory, weights included; TensorRT-LLM gives the cache nine tenths of what is
+    free. 70.6 billion parameters in two bytes and 5 GiB beside them, 80 layers of 8 heads of 128."""
+    chip, token = gpus()["mi300x"], 2 * 80 * 8 * 128 * 2
+    beside = 2 * 70.55e9 + 5 * 2**30
+    cache = (chip.memory_bytes - beside) * 0.9 if gives is None else chip.memory_bytes * gives - beside
+    found = estimate("meta-llama/Llama-3.3-70B-Instruct", "mi300x", 1, "bf16", LENGTHS, engine=engine)
+    assert found.replica.batching.kv_tokens == pytest.approx(cache / token, rel=0.01)
+    assert found.engine == engine
+
+
+def test_what_vllm_has_no_memory_for_is_said_of_models_like_timed_ones_too() -> None:
+    """141 GB of weights are more than nine tenths of an H200's 141 GiB; of those TensorRT-LLM leaves a little."""
+    for model in ("meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.1-70B"):
+        for engine in ("vllm", "sglang"):
+            with pytest.raises(DoesNotFit, match="GB more per GPU"):
+                estimate(model, "h200_sxm", 1, "bf16", LENGTHS, engine=engine)
+        assert estimate(model, "h200_sxm", 1, "bf16", LENGTHS, engine="trtllm").replica.batching.kv_tokens > 0
 
 
 def test_roofline_reads_its_bytes_at_the_bandwidth() -> None:

@@ -414,7 +414,7 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
     library = f"{kernels.LIBRARY}, {found.backend} {found.version}{AS_MEASURED if case.as_measured else ''}"
     source = f"law of {relative.name}, {how} ({library})"
     told = Caution("scaled_law", {"why": why, "relative": relative.name, "factor": _factor(extra)})
-    warnings = (*([told] if extra else []), *_doubts(case))
+    warnings = (*_other_engine(found, case), *([told] if extra else []), *_doubts(case))
     replica = Replica(law, replace(replica.batching, lookahead_steps=ahead))
     return _candidate(case, replica, found.backend, source, sigma, warnings)
 
@@ -531,12 +531,16 @@ def _sample(case: _Case) -> str:
 
 
 def _warnings(timed: Timed, case: _Case) -> Iterator[Caution]:
-    if case.engine and timed.backend != case.engine:
-        yield Caution("other_engine", {"asked": case.engine, "used": timed.backend})
+    yield from _other_engine(timed, case)
     yield from _doubts(case)
     yield from slower_than_bf16(timed, case.model, case.gpu.id, case.layout, case.precision, case.length)
     if timed.rms_error > ROUGH_FIT:
         yield Caution("rough_timings", {"rms_error": timed.rms_error})
+
+
+def _other_engine(timed: Timed, case: _Case) -> Iterator[Caution]:
+    if case.engine and timed.backend != case.engine:
+        yield Caution("other_engine", {"asked": case.engine, "used": timed.backend})
 
 
 def slower_than_bf16(

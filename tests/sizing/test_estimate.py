@@ -158,7 +158,11 @@ def test_other_engine_steps_in_and_is_named() -> None:
     assert estimate(LLAMA, "b60", 2, "bf16", LENGTHS).engine == "vllm"
     candidate = estimate(LLAMA, "b60", 2, "bf16", LENGTHS, engine="trtllm")
     assert candidate.engine == "vllm"
-    assert candidate.warnings[0] == Caution("other_engine", {"asked": "trtllm", "used": "vllm"})
+    other = Caution("other_engine", {"asked": "trtllm", "used": "vllm"})
+    assert candidate.warnings[0] == other
+    for scaled in ("01-ai/Yi-6B", "meta-llama/Meta-Llama-3-8B"):  # from a relative, and from a model of the same shape
+        assert estimate(scaled, "b60", 2, "bf16", LENGTHS, engine="trtllm").warnings[0] == other
+        assert other not in estimate(scaled, "b60", 2, "bf16", LENGTHS, engine="vllm").warnings
 
 
 def test_published_fp8_checkpoint_answers_to_fp8() -> None:

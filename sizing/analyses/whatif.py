@@ -14,8 +14,8 @@ from sizing.catalog import BITS, Gpu, Layout, Model, Precision
 from sizing.edge import BY_SIMULATION, Method
 from sizing.engine import UNLIMITED_KV_TOKENS, Speculation, StepLaw
 from sizing.engine_defaults import engine_defaults
-from sizing.errors import CatalogueError, DoesNotFit, ScenarioError
-from sizing.estimate.day_zero import Room, held_bytes, room, shipped, slower_than_bf16, timed_engines
+from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, ScenarioError
+from sizing.estimate.day_zero import Room, estimate, held_bytes, room, shipped, slower_than_bf16, timed_engines
 from sizing.estimate.kernels import LIBRARY
 from sizing.numbers import percent
 from sizing.planner import size
@@ -102,7 +102,8 @@ class AtPrecision:
     to: str
 
     def apply(self, setup: Setup) -> Setup:
-        """Step times change as the kernel timings of both precisions do; without them, by what data sheets promise."""
+        """An estimate becomes that of the other precision. Measured step times change as the kernel timings of both
+        precisions do; without them, by what data sheets promise."""
         before = sheet_of(setup.candidate)
         after = replace(before, precision=precision_of(before.model, self.to))
         if after.precision == before.precision:
@@ -122,7 +123,8 @@ class AtTp:
     to: int
 
     def apply(self, setup: Setup) -> Setup:
-        """Step times change as the kernel timings at both TPs do; without them, by what data sheets promise."""
+        """An estimate becomes that at the other TP. Measured step times change as kernel timings at both do; without
+        them, by what data sheets promise."""
         before = sheet_of(setup.candidate)
         if self.to < 1 or before.model.heads % self.to:
             heads = f"{before.model.name} has {before.model.heads} attention heads"
@@ -169,7 +171,13 @@ class Sparse:
 
 
 def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
-    """The setup moved from one sheet to another, and where the new times come from."""
+    """The setup moved from one sheet to another, and where the new times come from: where the candidate is an estimate,
+    from the one asked for directly, if there is one."""
+    if _is_estimate(setup, before) and (direct := _estimated(setup, after)):
+        there, was = replace(direct, basis="what-if"), setup.candidate.replica.batching.kv_tokens
+        source = f"times, memory and band are those of the estimate asked for directly: {direct.source}"
+        source += f"; the KV cache holds {direct.replica.batching.kv_tokens:,} tokens, before {was:,}"
+        return replace(setup, candidate=there, assumptions=(*setup.assumptions, held, source))
     replica = setup.candidate.replica
     cache = refilled(setup, before, after)
     ratios = timed_ratios(before, after, setup.question.workload.lengths)
@@ -199,6 +207,36 @@ def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
         replica=replace(replica, law=law, batching=replace(replica.batching, kv_tokens=cache.tokens)),
         warnings=cautions,
     )
+
+
+def _is_estimate(setup: Setup, sheet: Sheet) -> bool:
+    """Whether the candidate is what is estimated of its data sheet: neither measured nor changed otherwise."""
+    candidate = setup.candidate
+    if candidate.fitted_to or candidate.variants:
+        return False
+    try:
+        found = _estimated(setup, sheet)
+    except DoesNotFit:
+        return False
+    return found is not None and found.replica == candidate.replica
+
+
+def _estimated(setup: Setup, sheet: Sheet) -> Candidate | None:
+    """The estimate of a data sheet with the candidate's batches, of the engine that it was asked of; None where there
+    is none. Raises DoesNotFit."""
+    rule, layout = setup.candidate.replica.batching, setup.candidate.layout
+    instead = (each.facts["asked"] for each in setup.candidate.warnings if each.kind == "other_engine")
+    names = sheet.model.id, sheet.gpu.id, sheet.layout, sheet.precision
+    try:
+        return estimate(
+            *names,
+            setup.question.workload.lengths,
+            engine=str(next(instead, sheet.engine)),
+            max_batch_size=rule.max_batch_size // layout.dp,
+            token_budget=rule.token_budget // layout.lanes,
+        )
+    except EstimateUnavailable:
+        return None
 
 
 def by_data_sheet(law: StepLaw, before: Sheet, after: Sheet) -> StepLaw:

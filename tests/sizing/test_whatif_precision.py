@@ -31,6 +31,17 @@ from sizing.points import Point
 from sizing.workload import Lengths, Workload
 from tests.sizing.whatif_cases import LENGTHS, MIXTURE, QUESTION, QWEN, after
 
+LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
+
+
+def measured(candidate: Candidate) -> Candidate:
+    """The candidate as a fit to a point finds it that is just as estimated."""
+    shape = {name: getattr(candidate, name) for name in ("model", "precision", "gpu", "engine")}
+    shape |= {"tp": candidate.layout.tp, "isl": 2000, "osl": 256}
+    point = Point(**shape, load_kind="concurrency", load_value=8, requests_per_s=1.0)
+    return dataclasses.replace(candidate, basis="fitted", fitted_to=(point,))
+
+
 # Precision and TP.
 
 
@@ -70,15 +81,41 @@ def test_fp8_is_blockwise_for_a_checkpoint_that_has_no_other() -> None:
 
 @pytest.mark.parametrize(("change", "tp", "precision"), [(AtPrecision("fp8"), 2, "fp8"), (AtTp(4), 4, "bf16")])
 def test_timed_changes_land_near_the_law_timed_there(change: WhatIf, tp: int, precision: str, bf16: Candidate) -> None:
-    """From the day-zero law of one way to run the model to that of another: within 15 % at the question's lengths. What
-    measured servers in fp8 have less beyond their kernels than those in bf16 is no part of the change: up to 13 %."""
+    """Of an engine measured to be as its estimate, from one way to run the model to another: within 15 % of the
+    estimate there at the question's lengths. What measured servers in fp8 have less beyond their kernels than those in
+    bf16 is no part of the change: up to 13 %."""
     there = estimate(QWEN, "h200_sxm", tp, precision, LENGTHS).replica
-    here = after(change, bf16).candidate.replica
+    here = after(change, measured(bf16)).candidate.replica
     for batch in (1, 16, 64):
         kv_tokens = batch * 2128
         assert here.law.decode_s(batch, kv_tokens) == pytest.approx(there.law.decode_s(batch, kv_tokens), rel=0.15)
     assert here.law.prefill_alone_s(2000) == pytest.approx(there.law.prefill_alone_s(2000), rel=0.1)
     assert here.batching.kv_tokens == pytest.approx(there.batching.kv_tokens, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "tp", "precision", "change", "engine"),
+    [
+        (LLAMA, "h200_sxm", 1, "fp8", AtPrecision("bf16"), "trtllm"),  # timed of a model of the same shape
+        ("01-ai/Yi-6B", "h100_sxm", 2, "fp8", AtPrecision("bf16"), "vllm"),  # scaled from a relative
+        ("01-ai/Yi-6B", "b60", 2, "bf16", AtTp(4), "sglang"),  # by another engine's timings
+        (QWEN, "mi300x", 2, "bf16", AtPrecision("fp8"), "sglang"),  # by roofline
+        (QWEN, "h200_sxm", 2, "bf16", AtTp(4), "sglang"),  # timed itself
+        (MIXTURE, "h200_sxm", 4, "fp8", AtTp(8), "trtllm"),
+    ],
+)
+def test_a_changed_estimate_is_the_one_asked_for_directly(
+    model: str, gpu: str, tp: int, precision: str, change: AtPrecision | AtTp, engine: str
+) -> None:
+    """Law, memory, band and cautions; and back again."""
+    here = estimate(model, gpu, tp, precision, LENGTHS, engine=engine)
+    if isinstance(change, AtTp):
+        there, back = estimate(model, gpu, change.to, precision, LENGTHS, engine=engine), AtTp(tp)
+    else:
+        there, back = estimate(model, gpu, tp, change.to, LENGTHS, engine=engine), AtPrecision(precision)
+    changed = after(change, here)
+    assert changed.candidate == dataclasses.replace(there, basis="what-if")
+    assert back.apply(changed).candidate == dataclasses.replace(here, basis="what-if")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("layout", [Layout(8, ep=8), Layout(dp=8, ep=8), Layout(2, dp=4, ep=8), Layout(4, pp=2)])
@@ -90,7 +127,7 @@ def test_the_cache_of_every_layout_grows_to_what_is_estimated_there(layout: Layo
 
 def test_there_and_back_is_where_we_were(bf16: Candidate) -> None:
     """fp8 and then bf16 again: the same law, and the same cache but for the tenth of freed memory the engine keeps."""
-    back = AtPrecision("bf16").apply(after(AtPrecision("fp8"), bf16)).candidate.replica
+    back = AtPrecision("bf16").apply(after(AtPrecision("fp8"), measured(bf16))).candidate.replica
     assert back.law.seconds == pytest.approx(bf16.replica.law.seconds)
     assert back.batching.kv_tokens == pytest.approx(bf16.replica.batching.kv_tokens, rel=1e-5)
 
@@ -140,9 +177,6 @@ def test_weights_that_no_longer_fit_are_a_rejection() -> None:
     assert found.after.kind == "memory"
 
 
-LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
-
-
 @pytest.mark.parametrize("engine", ["trtllm", "vllm", "sglang"])
 @pytest.mark.parametrize(
     ("model", "gpu", "tp", "precision", "change", "there"),
@@ -175,9 +209,7 @@ def test_a_measured_cache_gets_what_the_engine_gives_it_of_freed_memory(engine: 
     """vLLM and SGLang fill a share of all memory, so that every byte freed is the cache's; TensorRT-LLM gives nine
     tenths of what is free. Weights of 64 GB on two GPUs shrink to a quarter, in a precision that nobody timed: a tenth
     of what is freed, against what the cache then holds, is in the band."""
-    shape = {"model": QWEN, "precision": "bf16", "gpu": "h200_sxm", "tp": 2, "engine": engine, "isl": 2000, "osl": 256}
-    point = Point(**shape, load_kind="concurrency", load_value=8, requests_per_s=1.0)  # type: ignore[arg-type]
-    bf16 = dataclasses.replace(estimate(QWEN, "h200_sxm", 2, "bf16", LENGTHS, engine=engine), fitted_to=(point,))
+    bf16 = measured(estimate(QWEN, "h200_sxm", 2, "bf16", LENGTHS, engine=engine))
     changed = after(AtPrecision("int4"), bf16)
     was, now = sheet_of(bf16), sheet_of(changed.candidate)
     held = now.token_bytes * changed.candidate.replica.batching.kv_tokens

@@ -15,8 +15,19 @@ from sizing.edge import BY_SIMULATION, Method
 from sizing.engine import UNLIMITED_KV_TOKENS, Speculation, StepLaw
 from sizing.engine_defaults import engine_defaults
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, ScenarioError
-from sizing.estimate.day_zero import Room, estimate, held_bytes, room, shipped, slower_than_bf16, timed_engines
+from sizing.estimate.day_zero import (
+    ENGINES,
+    Room,
+    estimate,
+    held_bytes,
+    relative_of,
+    room,
+    shipped,
+    slower_than_bf16,
+    timed_engines,
+)
 from sizing.estimate.kernels import LIBRARY
+from sizing.estimate.timed import TWIN, distance, scaled
 from sizing.numbers import percent
 from sizing.planner import size
 from sizing.plans import Candidate, Fleet, Rejection
@@ -79,9 +90,12 @@ def what_if(
 
 # --- What if the weights were smaller or spread over more GPUs: another precision, another TP, 2:4 sparsity
 
-TIMED_SIGMA = 0.10
-"""Of a change whose ratio of step times was timed, kernel by kernel."""
-SHEET_SIGMA = 0.25
+TIMED_SIGMA: Mapping[str, float] = MappingProxyType({"dense": 0.10, "moe": 0.19})
+"""By kind of model, of a change whose ratio of step times was timed, kernel by kernel, which is a mean over batches:
+such that 1.645 of it covers 90 % of the steps of shipped laws, decodes and prompts, at another TP or precision."""
+RELATED_SIGMA: Mapping[str, float] = MappingProxyType({"dense": 0.16, "moe": 0.28})
+"""Of one whose ratio is that of another model's timings: of the nearest of another shape."""
+SHEET_SIGMA: Mapping[str, float] = MappingProxyType({"dense": 0.34, "moe": 0.45})
 """Of one that follows from data sheets."""
 WEIGHTS_SIGMA = 0.10
 """Error of the bytes of weights freed or taken by another precision, against the memory of estimates with timings of
@@ -183,13 +197,14 @@ def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
     ratios = timed_ratios(before, after, setup.question.workload.lengths)
     cautions = tuple(each for each in setup.candidate.warnings if each.kind != "slower_than_bf16")
     if ratios:
-        law, sigma, cautions = ratios.of(replica.law), TIMED_SIGMA, (*cautions, *ratios.cautions)
+        law, sigma, cautions = ratios.of(replica.law), ratios.sigma, (*cautions, *ratios.cautions)
         source = (
             f"decode steps take {ratios.decode:.2f} times as long, prompts {ratios.prefill:.2f} times: the ratio of "
         )
         source += f"the kernel timings of {LIBRARY} for both"
+        source += f", of its relative {ratios.relative}" if ratios.relative else ""
     else:
-        law, sigma = by_data_sheet(replica.law, before, after), SHEET_SIGMA
+        law, sigma = by_data_sheet(replica.law, before, after), SHEET_SIGMA[before.model.kind]
         source = f"no kernel timings of both: arithmetic and bytes from the data sheet of {after.gpu.name}"
         source += f", of whose savings from lower precision {percent(REALISED)} are assumed to be realised"
     memory = f"the KV cache holds {cache.tokens:,} tokens, before {replica.batching.kv_tokens:,}"
@@ -748,10 +763,13 @@ CHUNK = 2048
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Times after over times before, of decode steps and of what prompts add; `cautions` on the times after."""
+    """Times after over times before, of decode steps and of what prompts add, and the error of both; `relative`: whose
+    they are, if not the model's own; `cautions` on the times after."""
 
     decode: float
     prefill: float
+    sigma: float = 0.0
+    relative: str = ""
     cautions: tuple[Caution, ...] = ()
 
     def of(self, law: StepLaw) -> StepLaw:
@@ -768,22 +786,41 @@ class Ratios:
 
 
 def timed_ratios(before: Sheet, after: Sheet, lengths: Lengths) -> Ratios | None:
-    """Ratios of the shipped day-zero laws at these lengths; None unless one engine was timed both ways."""
-    engine = next((each for each in _engines(before) if each in _engines(after)), None)
-    if engine is None or before.layout.lanes * after.layout.lanes != 1:
+    """Ratios of the shipped day-zero laws at these lengths, of the model, else of its nearest relative, scaled; None
+    unless one engine was timed both ways."""
+    if before.layout.lanes * after.layout.lanes != 1:
         return None
-    one, other = (shipped(each.model, each.gpu.id, each.layout, each.precision, engine) for each in (before, after))
+    ways = [(each.layout, each.precision) for each in (before, after)]
+    model, gpu, known = before.model, before.gpu.id, _engines(after)
+    own = [(model, engine) for engine in _engines(before) if engine in known]
+    found = own[0] if own else relative_of(model, gpu, ways, (before.engine, *ENGINES))
+    if found is None:
+        return None
+    relative, engine = found
+    timed = shipped(relative, gpu, *ways[1], engine)
+    one = scaled(shipped(relative, gpu, *ways[0], engine).law, relative, model, before.layout)
+    other = scaled(timed.law, relative, model, after.layout)
+    longest = math.ceil(lengths.isl + lengths.osl)
+    cautions = slower_than_bf16(timed, relative, gpu, after.layout, after.precision, longest)
+    return replace(
+        ratios_of(one, other, lengths),
+        sigma=(TIMED_SIGMA if distance(model, relative) < TWIN else RELATED_SIGMA)[model.kind],
+        relative=relative.name if relative != model else "",
+        cautions=tuple(cautions),
+    )
+
+
+def ratios_of(one: StepLaw, other: StepLaw, lengths: Lengths) -> Ratios:
+    """Mean ratios of the times by two laws, in logarithms, over batches and chunks of prompts at these lengths."""
     context, isl = lengths.isl + lengths.osl / 2, lengths.isl
 
     def log_ratio(seconds: Callable[[StepLaw], float]) -> float:
-        return math.log(seconds(other.law) / seconds(one.law))
+        return math.log(seconds(other) / seconds(one))
 
     decode = [log_ratio(lambda law, n=n: law.decode_s(n, n * context)) for n in BATCHES]  # type: ignore[misc]
     alone = log_ratio(lambda law: law.prefill_alone_s(isl))
     beside = log_ratio(lambda law: law.mixed_s(32, 32 * context, CHUNK, CHUNK * isl / 2))
-    longest = math.ceil(lengths.isl + lengths.osl)
-    cautions = slower_than_bf16(other, after.model, after.gpu.id, after.layout, after.precision, longest)
-    return Ratios(math.exp(sum(decode) / len(decode)), math.exp((alone + beside) / 2), tuple(cautions))
+    return Ratios(math.exp(sum(decode) / len(decode)), math.exp((alone + beside) / 2))
 
 
 def _engines(sheet: Sheet) -> tuple[str, ...]:

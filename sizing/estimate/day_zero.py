@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -397,15 +397,13 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
 
     Memory is the roofline's: DoesNotFit as there.
     """
-    one = replace(case.layout, pp=1)
-    by_engine = _timed_models().get((case.gpu.id, str(one), case.precision), {})
-    engine = next((engine for engine in _preferred(case) if engine in by_engine), "")
-    known_models = (catalog.models()[name] for name in by_engine.get(engine, ()) if name in catalog.models())
-    relative = nearest(case.model, known_models)
-    if relative is None:
+    way = replace(case.layout, pp=1), case.precision
+    found_at = relative_of(case.model, case.gpu.id, [way], _preferred(case))
+    if found_at is None:
         return None
+    relative, engine = found_at
     replica = roofline(case.model, case.gpu, case.layout, case.precision, case.lengths, case.batching, engine)
-    found = timed_of(rows(relative.id)[case.gpu.id, one, case.precision, engine])
+    found = shipped(relative, case.gpu.id, *way, engine)
     extra = 0.0 if distance(case.model, relative) < TWIN else RELATIVE_SIGMA[case.model.kind]
     known = case.model if extra else relative
     law, ahead, error = _of_kind(scaled(found.law, relative, case.model, case.layout), found, case, known)
@@ -417,6 +415,19 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
     warnings = (*_other_engine(found, case), *([told] if extra else []), *_doubts(case))
     replica = Replica(law, replace(replica.batching, lookahead_steps=ahead))
     return _candidate(case, replica, found.backend, source, sigma, warnings)
+
+
+def relative_of(
+    model: Model, gpu: str, ways: Sequence[tuple[Layout, Precision]], engines: Sequence[str]
+) -> tuple[Model, str] | None:
+    """The nearest model that was timed on the GPU in each of these layouts and precisions, by the first of the engines
+    that has one, and that engine; None without one."""
+    timed = [_timed_models().get((gpu, str(layout), precision), {}) for layout, precision in ways]
+    for engine in engines:
+        names = [each for each in timed[0].get(engine, ()) if all(each in other.get(engine, ()) for other in timed[1:])]
+        if found := nearest(model, (catalog.models()[each] for each in names if each in catalog.models())):
+            return found, engine
+    return None
 
 
 @cache

@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
+from itertools import permutations, product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sizing.analyses.whatif import (
+    RELATED_SIGMA,
+    SHEET_SIGMA,
+    TIMED_SIGMA,
     AtPrecision,
     AtTp,
     BatchLimit,
     Ratios,
     Setup,
+    Sheet,
     WhatIf,
     by_data_sheet,
+    ratios_of,
     sheet_of,
     timed_ratios,
     what_if,
 )
-from sizing.catalog import Layout
+from sizing.catalog import Layout, Model, Precision, gpus, models
 from sizing.edge import BY_FORMULA
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import DoesNotFit
 from sizing.estimate import estimate
+from sizing.estimate.day_zero import ENGINES, rows, shipped
+from sizing.estimate.timed import TWIN, distance, nearest, scaled
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.points import Point
 from sizing.workload import Lengths, Workload
@@ -125,6 +135,67 @@ def test_the_cache_of_every_layout_grows_to_what_is_estimated_there(layout: Layo
     assert here.batching.kv_tokens == pytest.approx(fp8.replica.batching.kv_tokens, rel=0.02)
 
 
+def test_a_measured_model_changes_as_its_relative_does_where_it_was_not_timed_itself() -> None:
+    """Llama-3.3-70B is Llama-3.1-70B trained on; Yi-34B lacks timings, of Qwen3-32B there are both."""
+    ways = [(4, "bf16", AtPrecision("fp8")), (4, "fp8", AtTp(8))]
+    for (tp, precision, change), model in product(ways, (LLAMA, "01-ai/Yi-34B")):
+        here = measured(estimate(model, "h100_sxm", tp, precision, LENGTHS, engine="vllm"))
+        changed = after(change, here)
+        name = "Llama 3.1 70B" if model == LLAMA else "Qwen3 32B"
+        assert f"for both, of its relative {name}" in changed.assumptions[1]
+        before, there = sheet_of(here), sheet_of(changed.candidate)
+        found = timed_ratios(before, there, LENGTHS)
+        assert found is not None
+        if model == LLAMA:
+            twin = models()["meta-llama/Meta-Llama-3.1-70B"]
+            own = timed_ratios(*(dataclasses.replace(each, model=twin) for each in (before, there)), LENGTHS)
+            assert own == dataclasses.replace(found, relative="")
+        else:
+            assert found.sigma == RELATED_SIGMA["dense"]
+
+
+def test_ratios_are_as_wrong_as_they_say() -> None:
+    """Of a thousand pairs of timed laws: nine steps in ten lie within 1.645 sigma of their own ratio, by the timings of
+    the model, by those of a relative, as if nobody had timed its shape, and by data sheet; in this order."""
+    ways: list[tuple[Layout, Precision]] = [(Layout(tp), "bf16") for tp in (1, 2, 4, 8)]
+    ways += [(layout, "fp8") for layout, _ in ways]
+    pairs = [(one, other) for one, other in permutations(ways, 2) if (one[0] == other[0]) != (one[1] == other[1])]
+    timed_gpus = [gpu for gpu in gpus().values() if gpu.timed]
+    off: dict[str, dict[str, list[float]]] = {kind: defaultdict(list) for kind in ("dense", "moe")}
+    rng = np.random.default_rng(3)
+    for gpu, engine, pair in product(timed_gpus, ENGINES, pairs):
+        known = [each for each in models().values() if all(was_timed(each, gpu.id, *way, engine) for way in pair)]
+        for model in rng.choice(known, min(2, len(known)), replace=False):  # type: ignore[arg-type]
+            relative = nearest(model, (each for each in known if distance(model, each) > TWIN))
+            if relative is None:
+                continue
+            own, theirs = ([shipped(each, gpu.id, *way, engine).law for way in pair] for each in (model, relative))
+            one, other = (scaled(law, relative, model, way[0]) for law, way in zip(theirs, pair, strict=True))
+            laws = {
+                "timed": ratios_of(*own, LENGTHS).of(own[0]),
+                "relative": ratios_of(one, other, LENGTHS).of(own[0]),
+                "sheet": by_data_sheet(own[0], *(Sheet(model, gpu, way[1], way[0], engine) for way in pair)),
+            }
+            for how, law in laws.items():
+                off[model.kind][how] += list(abs(np.log(seconds(law)) - np.log(seconds(own[1]))))
+    for kind, found in off.items():
+        known_sigma = {"timed": TIMED_SIGMA[kind], "relative": RELATED_SIGMA[kind], "sheet": SHEET_SIGMA[kind]}
+        for how, sigma in known_sigma.items():
+            assert np.quantile(found[how], 0.9) == pytest.approx(1.645 * sigma, rel=0.15), (kind, how)
+        assert np.mean(found["timed"]) < np.mean(found["relative"]) < np.mean(found["sheet"])
+
+
+def was_timed(model: Model, gpu: str, layout: Layout, precision: str, engine: str) -> bool:
+    row = rows(model.id).get((gpu, layout, precision, engine))
+    return row is not None and not row["why_not"]
+
+
+def seconds(law: StepLaw) -> list[float]:
+    """Of decode steps of a few sequences and of many, and of prompts alone and beside them."""
+    decodes = [law.decode_s(n, n * 2128) for n in (1, 8, 32, 128)]
+    return [*decodes, law.prefill_alone_s(2000), law.mixed_s(32, 32 * 2128, 2048, 2048 * 1000)]
+
+
 def test_there_and_back_is_where_we_were(bf16: Candidate) -> None:
     """fp8 and then bf16 again: the same law, and the same cache but for the tenth of freed memory the engine keeps."""
     back = AtPrecision("bf16").apply(after(AtPrecision("fp8"), measured(bf16))).candidate.replica
@@ -215,7 +286,7 @@ def test_a_measured_cache_gets_what_the_engine_gives_it_of_freed_memory(engine: 
     held = now.token_bytes * changed.candidate.replica.batching.kv_tokens
     freed = held - was.token_bytes * bf16.replica.batching.kv_tokens
     assert freed == pytest.approx(share * (was.weight_bytes - now.weight_bytes), rel=1e-3)
-    added = math.sqrt(changed.candidate.relative_sigma**2 - bf16.relative_sigma**2 - 0.25**2)
+    added = math.sqrt(changed.candidate.relative_sigma**2 - bf16.relative_sigma**2 - SHEET_SIGMA["dense"] ** 2)
     assert added == pytest.approx(math.log(1 + 0.1 * freed / held), rel=1e-3)
     assert "by the weights alone" in changed.assumptions[1]
     assert "by the weights alone" not in after(AtPrecision("fp8"), bf16).assumptions[1]

@@ -60,7 +60,8 @@ class Comparison:
 def what_if(
     question: Question, candidate: Candidate, changes: Sequence[WhatIf], method: Method = BY_SIMULATION
 ) -> Comparison:
-    """Size `candidate` as it is and with `changes` made in their order.
+    """Size `candidate` as it is and with `changes` made: those of precision and TP first, on which the times and bytes
+    of the others depend, then these in their order.
 
     A change that leaves no room for one request is a rejection; raises ScenarioError for one that cannot be made.
 
@@ -77,7 +78,7 @@ def what_if(
     """
     setup = Setup(candidate, question)
     before = size(question, candidate, method)
-    for change in changes:
+    for change in sorted(changes, key=lambda change: not isinstance(change, (AtPrecision, AtTp))):
         try:
             setup = change.apply(setup)
         except DoesNotFit as error:

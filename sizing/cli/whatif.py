@@ -109,7 +109,8 @@ def _print_assumptions(lines: tuple[str, ...]) -> None:
         out.print(f"  - {escape(line)}", soft_wrap=True)
 
 
-EXAMPLE = "\b\nChanges (may be repeated, made in order):\n" + "".join(f"  {example(kind)}\n" for kind in KINDS)
+EXAMPLE = "\b\nChanges (may be repeated; precision and tp are made first):\n"
+EXAMPLE += "".join(f"  {example(kind)}\n" for kind in KINDS)
 EXAMPLE += """
 \b
 Example:

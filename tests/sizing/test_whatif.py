@@ -16,6 +16,7 @@ from sizing.analyses.whatif import (
     Lora,
     Medusa,
     ReDrafter,
+    Setup,
     Sparse,
     Speculative,
     WhatIf,
@@ -97,6 +98,21 @@ def test_changes_add_up(bf16: Candidate) -> None:
     base = bf16.relative_sigma**2
     added = one.candidate.relative_sigma**2 + two.candidate.relative_sigma**2 - 2 * base
     assert both.candidate.relative_sigma**2 == pytest.approx(base + added)
+
+
+@pytest.mark.parametrize("resized", [AtPrecision("fp8"), AtTp(4)])
+@pytest.mark.parametrize(
+    "other",
+    [each for each in CHANGES if not isinstance(each, (AtPrecision, AtTp))],
+    ids=lambda each: type(each).__name__,
+)
+def test_another_precision_or_tp_is_the_same_before_and_after_what_else_changes(
+    resized: WhatIf, other: WhatIf, bf16: Candidate
+) -> None:
+    """A draft, adapters and pruned weights are those of the engine that there will be, in whatever order one asks."""
+    for changes in ([resized, other], [other, resized]):
+        setup = what_if(QUESTION, bf16, changes, BY_FORMULA).setup
+        assert setup == other.apply(resized.apply(Setup(bf16, QUESTION)))
 
 
 # Through fleets: GPUs and what a replica carries.

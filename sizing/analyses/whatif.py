@@ -544,11 +544,15 @@ class Lora:
 
 
 def adapter_bytes(sheet: Sheet, rank: int) -> float:
-    """Bytes of one adapter on one GPU: rank x (inputs + outputs) of the four attention matrices, two bytes a weight."""
-    model, width = sheet.model, sheet.hidden_size
-    keys = model.kv_heads * model.head_size
-    sides = 2 * (width + width) + 2 * (width + keys)
-    return 2.0 * rank * sides * model.layers / sheet.layout.tp / sheet.layout.pp
+    """Bytes of one adapter on one GPU: rank x (inputs + outputs) of the four attention matrices, two bytes a weight.
+
+    Each GPU holds the side of its own heads in part, and the model's width whole: so engines do unless told otherwise
+    (vLLM: fully_sharded_loras is off).
+    """
+    model, layout, width = sheet.model, sheet.layout, sheet.hidden_size
+    keys = model.kv_heads * model.head_size / min(layout.tp, model.kv_heads)
+    sides = 4 * width + 2 * width / layout.tp + 2 * keys
+    return 2.0 * rank * sides * model.layers / layout.pp
 
 
 KINDS: Mapping[str, type[WhatIf]] = MappingProxyType(

@@ -412,7 +412,8 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
     library = f"{kernels.LIBRARY}, {found.backend} {found.version}{AS_MEASURED if case.as_measured else ''}"
     source = f"law of {relative.name}, {how} ({library})"
     told = Caution("scaled_law", {"why": why, "relative": relative.name, "factor": _factor(extra)})
-    warnings = (*_other_engine(found, case), *([told] if extra else []), *_doubts(case))
+    slower = slower_than_bf16(found, relative, case.gpu.id, *way, case.length)
+    warnings = (*_other_engine(found, case), *([told] if extra else []), *_doubts(case), *slower)
     replica = Replica(law, replace(replica.batching, lookahead_steps=ahead))
     return _candidate(case, replica, found.backend, source, sigma, warnings)
 

@@ -153,6 +153,14 @@ def test_only_what_is_far_slower_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         assert told() == named
 
 
+@pytest.mark.parametrize("model", ["01-ai/Yi-6B", "meta-llama/Meta-Llama-3-8B"])
+def test_slower_kernels_of_a_relative_are_told_too(model: str) -> None:
+    """By vLLM on L40S, blocks of fp8 take twice as long as bf16 of Llama-3.1-8B, whose law these have."""
+    found, relative = (estimate(name, "l40s", 4, "fp8_block", LENGTHS, engine="vllm") for name in (model, LLAMA))
+    (slower,) = (each for each in found.warnings if each.kind == "slower_than_bf16")
+    assert slower in relative.warnings
+
+
 def test_other_engine_steps_in_and_is_named() -> None:
     """The Intel GPU has vLLM timings only."""
     assert estimate(LLAMA, "b60", 2, "bf16", LENGTHS).engine == "vllm"

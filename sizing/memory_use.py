@@ -121,7 +121,7 @@ def kernel_memory(candidate: Candidate, model: Model, chip: Gpu, precision: Prec
 
 
 def _of_estimate(candidate: Candidate, memory: Memory, weights: float, wanted: float, note: str) -> MemoryUse:
-    budget = candidate.replica.batching.token_budget
+    budget = candidate.replica.batching.token_budget // candidate.layout.lanes
     kv = max(0.0, memory.kv_bytes(budget))
     used, weights = min(wanted, kv), min(weights, memory.fixed_bytes)
     left = memory.capacity_bytes - memory.fixed_bytes - kv

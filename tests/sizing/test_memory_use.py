@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from sizing import catalog
+from sizing.catalog import Layout
 from sizing.engine import UNLIMITED_KV_TOKENS, Batching, Replica
 from sizing.engine_defaults import engine_defaults
 from sizing.estimate import estimate
@@ -66,6 +67,16 @@ def test_the_cache_in_use_is_requests_at_once_times_context_and_grows_with_load_
     tokens = of(ESTIMATE).in_flight * mean_context_tokens(LENGTHS)
     share = tokens / ESTIMATE.replica.batching.kv_tokens
     assert light.of(KV_USED) / full.of(KV_USED) == pytest.approx(share, rel=0.01)
+
+
+@pytest.mark.parametrize("layout", [Layout(8), Layout(dp=8, ep=8), Layout(4, pp=2)])
+def test_the_cache_of_a_gpu_is_the_one_that_the_estimate_has(layout: Layout) -> None:
+    """Of all ranks together, in sequences of the question's length: 94 layers of 4 heads of 128, a byte a value."""
+    one = estimate("Qwen/Qwen3-235B-A22B", "h200_sxm", layout, "fp8", LENGTHS, engine="trtllm")
+    use = known(memory_use(of(one), LENGTHS))
+    token_bytes = 94 * 4 * 128 * 2 / min(layout.tp, 4) / layout.pp
+    held = use.of(KV_USED) + use.of(KV_FREE)
+    assert held == pytest.approx(one.replica.batching.kv_tokens / layout.dp * token_bytes, rel=1e-3)
 
 
 def test_a_prefix_is_counted_once_for_all_who_found_it() -> None:

@@ -9,6 +9,7 @@ from sizing import catalog
 from sizing.candidates import Choice, catalogued, estimated, with_prefix_cache
 from sizing.catalog import BITS, Gpu, Layout, Model, Precision, gpus, precision_named
 from sizing.engine import UNLIMITED_KV_TOKENS
+from sizing.engine_defaults import engine_named
 from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
 from sizing.estimate import estimate
 from sizing.estimate.day_zero import held_bytes, sheet_memory, shipped
@@ -201,7 +202,9 @@ def _misfit(model: str, lengths: Lengths, rejection: Rejection, fitting: Sequenc
 def _missing_bytes(model: str, lengths: Lengths, rejection: Rejection) -> float:
     """Bytes lacking per GPU, 0 if the estimate that left it out cannot be repeated."""
     try:
-        estimate(model, rejection.gpu, rejection.layout, rejection.precision, lengths)
+        estimate(
+            model, rejection.gpu, rejection.layout, rejection.precision, lengths, engine=engine_named(rejection.engine)
+        )
     except DoesNotFit as error:
         return error.missing_bytes
     except SizingError:

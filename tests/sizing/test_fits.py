@@ -32,6 +32,18 @@ def test_what_fits_instead_does_fit_and_nothing_smaller_does() -> None:
         assert estimate(MODEL, "l40s", fits.layout, fits.precision, LENGTHS).layout == fits.layout
 
 
+def test_what_lacks_is_counted_by_the_engine_that_does_not_fit() -> None:
+    """For 141 GB of weights on an H200 vLLM has 0.9 of 151 GB: eleven lack, with its runtime; TensorRT-LLM has all."""
+    choice = Choice(("h200_sxm",), ("bf16",), (1,), engines=("vllm", "sglang", "trtllm"))
+    found, rejected = find("meta-llama/Meta-Llama-3.1-70B", LENGTHS, choice)
+    assert [each.engine for each in found] == ["trtllm"]
+    lacking = [misfit.missing_bytes for misfit in misfits("meta-llama/Meta-Llama-3.1-70B", LENGTHS, rejected)]
+    weights, vllm = 2 * 70.55e9, 0.9 * 150.8e9
+    assert len(lacking) == 2
+    assert lacking[0] == pytest.approx(weights - vllm + 5 * 2**30, abs=1e9)
+    assert lacking[1] == pytest.approx(lacking[0] + 0.02 * 150.8e9, abs=1e9)  # SGLang has 0.88
+
+
 def test_the_least_lacking_comes_first() -> None:
     rejected = find("deepseek-ai/DeepSeek-R1", LENGTHS, Choice(("l40s", "h100_sxm")))[1]
     found = misfits("deepseek-ai/DeepSeek-R1", LENGTHS, rejected)

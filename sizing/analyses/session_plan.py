@@ -314,26 +314,35 @@ class SessionRuns:
     turns: int = TURNS
     session_s: float = 0.0
     done: dict[tuple[int, SessionLoad], Seen] = field(default_factory=dict)
+    further: dict[tuple[int, SessionLoad], Seen] = field(default_factory=dict)
 
     def meets(self, replicas: int) -> bool:
         """True if a fleet of so many working replicas keeps the SLA with its headroom."""
         return self.loaded(replicas).meets
 
-    def meets_again(self, replicas: int) -> bool:
-        """True if runs of other sessions, as many of them started in a second, say no different.
+    def holds(self, replicas: int) -> bool:
+        """True if it keeps the SLA with its headroom in further runs, too."""
+        return self.surely(replicas, self.busy).meets
+
+    def surely(self, replicas: int, load: SessionLoad) -> Seen:
+        """The fleet under a load by its run, or by the first further run of other sessions, as many of them started in
+        a second, that contradicts it.
 
         A fleet that can carry the load only because prompts are found in its cache may keep the SLA for hundreds of
         sessions' times, until their contexts crowd each other out and it never recovers. No error within a run tells
         how likely that is; other runs show it. They are not asked for a margin, so that chance contradicts no count
         that has one. Other fleets recover, and are not run again.
         """
-        loaded = self.loaded(replicas)
-        if loaded.turns_per_s < replicas * self.bare_turns_per_s():
-            return True
-        apart, rate_per_s = replace(self.load, users=None), loaded.rate_per_s
-        others = (replace(self, seed=self.seed + further) for further in range(1, AGAIN + 1))
-        runs = (other.simulated(replicas, apart, rate_per_s) for other in others)
-        return all(Seen.of(run, self.question.sla, replicas, rate_per_s, sure=0.0).meets for run in runs)
+        seen = self.at(replicas, load)
+        if not seen.meets or seen.turns_per_s < replicas * self.bare_turns_per_s():
+            return seen
+        if (replicas, load) not in self.further:
+            apart, rate_per_s = replace(load, users=None), seen.rate_per_s
+            others = (replace(self, seed=self.seed + further) for further in range(1, AGAIN + 1))
+            runs = (other.simulated(replicas, apart, rate_per_s) for other in others)
+            shown = (Seen.of(run, self.question.sla, replicas, rate_per_s, sure=0.0) for run in runs)
+            self.further[replicas, load] = next((one for one in shown if not one.meets), seen)
+        return self.further[replicas, load]
 
     def bare_turns_per_s(self) -> float:
         """Turns/s that a replica can carry where only the system prompt is found in its cache."""
@@ -342,8 +351,13 @@ class SessionRuns:
         return stable_rate_per_s(self.candidate.replica, bare.lengths, bare.prefix)
 
     def loaded(self, replicas: int) -> Seen:
-        """The fleet with as many more sessions as its headroom is for."""
-        return self.at(replicas, self.load.times(1 / (1 - self.question.headroom)))
+        """The fleet with its headroom used up."""
+        return self.at(replicas, self.busy)
+
+    @property
+    def busy(self) -> SessionLoad:
+        """As many more sessions as the headroom is for."""
+        return self.load.times(1 / (1 - self.question.headroom))
 
     def planned(self, replicas: int) -> Seen:
         """The fleet at the planned load."""
@@ -631,16 +645,15 @@ def sized_by(runs: SessionRuns, start: int, winner: Fleet | None) -> Fleet | Rej
     try:
         if winner is not None:
             start = most_replicas(question, candidate, winner)
-            if start < 1 or not runs.meets(start):
+            if start < 1 or not runs.holds(start):
                 return beaten(runs, start, winner)
-        working = settled(runs, start)
+        most = largest(runs, start) if winner is None else start
+        working = settled(runs, start, most)
         if working is None:
             alone = nearly_alone(runs)
-            return (
-                far_missed(candidate, runs.loaded(largest(runs, start)))
-                if alone.meets
-                else alone_missed(candidate, alone)
-            )
+            if not alone.meets:
+                return alone_missed(candidate, alone)
+            return far_missed(candidate, runs.surely(most, runs.busy))
     except ScenarioError as error:
         return Rejection.of(candidate, "memory", str(error))
     seen, loaded = runs.planned(working), runs.loaded(working)
@@ -658,15 +671,11 @@ def sized_by(runs: SessionRuns, start: int, winner: Fleet | None) -> Fleet | Rej
     )
 
 
-def settled(runs: SessionRuns, start: int) -> int | None:
-    """The smallest fleet that keeps the SLA with its headroom in one run, then in further ones; None up to the largest
-    that is tried."""
-    working = least(runs.meets, start, largest(runs, start), FINE)
-    if working is None:
-        return None
-    first, most = working - 1, largest(runs, start)
-    more = least(lambda more: runs.meets(first + more) and runs.meets_again(first + more), 1, most, FINE)
-    return first + more if more else working
+def settled(runs: SessionRuns, start: int, most: int) -> int | None:
+    """The smallest fleet that keeps the SLA with its headroom in one run and in further ones, which take longer; None
+    up to `most` replicas."""
+    once = least(runs.meets, start, most, FINE)
+    return once and least(runs.holds, once, most, FINE)
 
 
 def largest(runs: SessionRuns, start: int) -> int:
@@ -681,7 +690,8 @@ def beaten(runs: SessionRuns, working: int, winner: Fleet) -> Rejection:
     if working < 1:
         return Rejection.of(runs.candidate, "cost", f"one replica and the spares cost more: {instead}")
     all_gpus = gpus((working + runs.question.spare) * runs.candidate.gpus)
-    why = f"misses {runs.loaded(working).missed} with {all_gpus}, simulated with headroom; {instead}"
+    missed = runs.surely(working, runs.busy).missed
+    why = f"misses {missed} with {all_gpus}, simulated with headroom; {instead}"
     return Rejection.of(runs.candidate, "cost", why)
 
 
@@ -737,7 +747,7 @@ def completed(runs: SessionRuns, fleet: Fleet) -> Fleet:
     ends = []
     for scale in (1 / factor, factor):
         replica = replace(runs.candidate.replica, law=runs.candidate.replica.law.scaled(scale))
-        other = replace(runs, candidate=replace(runs.candidate, replica=replica), done={}, session_s=0.0)
+        other = replace(runs, candidate=replace(runs.candidate, replica=replica), done={}, further={}, session_s=0.0)
         ends.append(smallest(other.meets, max(1, round(fleet.working * scale))))
     low, high = ends
     planned_per_s = max(capacity_per_s * (1 - runs.question.headroom), fleet.load_per_s)

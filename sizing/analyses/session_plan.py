@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from sizing.analyses.relax import Ways, ways_out
-from sizing.analyses.traced import FARTHEST, smallest
+from sizing.analyses.traced import FARTHEST
 from sizing.candidates import catalogued
 from sizing.edge import BY_FORMULA, FAR, FINE, SURE, least, log_ratio, predict_at, upper_end
 from sizing.engine import FREE, Replica
@@ -748,7 +748,8 @@ def completed(runs: SessionRuns, fleet: Fleet) -> Fleet:
     for scale in (1 / factor, factor):
         replica = replace(runs.candidate.replica, law=runs.candidate.replica.law.scaled(scale))
         other = replace(runs, candidate=replace(runs.candidate, replica=replica), done={}, further={}, session_s=0.0)
-        ends.append(smallest(other.meets, max(1, round(fleet.working * scale))))
+        start = max(1, round(fleet.working * scale))
+        ends.append(settled(other, start, largest(other, start)))
     low, high = ends
     planned_per_s = max(capacity_per_s * (1 - runs.question.headroom), fleet.load_per_s)
     return replace(
@@ -766,7 +767,7 @@ def most_turns_per_s(runs: SessionRuns, working: int) -> float:
     best = runs.loaded(working)
     while high / low > 1 + CAPACITY_STEP and low < MOST_TIMES:
         times = low * (1 + step) if high == math.inf else math.sqrt(low * high)
-        seen = runs.at(working, runs.load.times(times))
+        seen = runs.surely(working, runs.load.times(times))
         if seen.meets:
             low, best, step = times, seen, 2 * step
         else:

@@ -21,6 +21,7 @@ from sizing.analyses.session_plan import (
     completed,
     far_missed,
     holding,
+    most_turns_per_s,
     plan_sessions,
     session_question,
     session_ways_out,
@@ -228,12 +229,28 @@ def test_the_band_holds_the_count_and_is_open_where_a_slower_engine_cannot() -> 
     assert planned(SessionLoad(CHAT), unsure, sla=Sla(tight)).plan.answer.working_high is None
 
 
+def test_the_capacity_of_a_fleet_that_its_cache_keeps_going_holds_in_other_runs() -> None:
+    """At 2.8 sessions/s one run keeps the limits twice inside, and of six others five saturate."""
+    chat = Sessions(
+        2.0, 3.5, 296, 296, 441, first_cv=1.0, user_cv=1.0, output_cv=0.7, think_s=0.5, system_tokens=500,
+        context_tokens=8000, turn_law="geometric",
+    )  # fmt: skip
+    load, sla = SessionLoad(chat), Sla(Limit("ttft", 95, 1.0), Limit("itl", 95, 0.05))
+    engine = holding([candidate(batching=replace(BATCHING, kv_tokens=200_000))], chat)[0][0]
+    question, _ = session_question("m", load, sla, headroom=0.0)
+    runs = SessionRuns(question, load, engine, 2, lambda _: None, turns=20_000)
+    capacity_per_s = most_turns_per_s(runs, 1)
+    busy = replace(chat, rate_per_s=capacity_per_s / TurnsByPlace.of(chat).each)
+    others = [simulate_sessions(engine.replica, busy, requests=20_000, seed=seed) for seed in range(3, 9)]
+    assert [run.latencies["first_ttft"].p95_s > 1 for run in others].count(True) <= 1
+
+
 def test_the_band_holds_the_count_where_runs_say_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the edge a run may miss the SLA that one of a slower engine keeps."""
     question, _ = session_question("m", load := SessionLoad(replace(CHAT, rate_per_s=12.0)), LIMITS)
     fleet = planned(load).plan.answer
     ends = iter([fleet.working + 1, fleet.working - 1])
-    monkeypatch.setattr(session_plan, "smallest", lambda *_: next(ends))
+    monkeypatch.setattr(session_plan, "settled", lambda *_: next(ends))
     found = completed(session_plan.SessionRuns(question, load, candidate(), 0, lambda _: None), fleet)
     assert (found.working_low, found.working_high) == (fleet.working, fleet.working)
 

@@ -312,6 +312,7 @@ class SessionRuns:
     seed: int
     progress: Progress
     turns: int = TURNS
+    sure: float = SURE
     session_s: float = 0.0
     done: dict[tuple[int, SessionLoad], Seen] = field(default_factory=dict)
     further: dict[tuple[int, SessionLoad], Seen] = field(default_factory=dict)
@@ -373,7 +374,8 @@ class SessionRuns:
 
     def run(self, replicas: int, load: SessionLoad, rate_per_s: float) -> Seen:
         """The fleet where so many sessions start in a second."""
-        return Seen.of(self.simulated(replicas, load, rate_per_s), self.question.sla, replicas, rate_per_s)
+        run = self.simulated(replicas, load, rate_per_s)
+        return Seen.of(run, self.question.sla, replicas, rate_per_s, self.sure)
 
     def simulated(self, replicas: int, load: SessionLoad, rate_per_s: float) -> SimulatedSessions:
         """The same with every turn."""
@@ -741,13 +743,16 @@ def most_replicas(question: Question, candidate: Candidate, winner: Fleet) -> in
 
 def completed(runs: SessionRuns, fleet: Fleet) -> Fleet:
     """The fleet with its capacity, and the counts at the ends of the 90 % band of the law: every time of the engine
-    that much shorter, and that much longer. Runs are random, and an end may come out on the wrong side of the count."""
+    that much shorter, and that much longer. The margin that the count leaves for the chance of a run, more in some runs
+    than in others, is not asked for at the low end. Runs are random, and an end may come out on the wrong side of the
+    count."""
     capacity_per_s = most_turns_per_s(runs, fleet.working) / fleet.working
     factor = math.exp(Z90 * runs.candidate.relative_sigma)
     ends = []
-    for scale in (1 / factor, factor):
+    for scale, sure in ((1 / factor, 0.0), (factor, SURE)):
         replica = replace(runs.candidate.replica, law=runs.candidate.replica.law.scaled(scale))
-        other = replace(runs, candidate=replace(runs.candidate, replica=replica), done={}, further={}, session_s=0.0)
+        other = replace(runs, candidate=replace(runs.candidate, replica=replica), done={}, further={})
+        other.sure, other.session_s = sure, 0.0
         start = max(1, round(fleet.working * scale))
         ends.append(settled(other, start, largest(other, start)))
     low, high = ends

@@ -65,7 +65,8 @@ class RunsDoneOnce(ShorterRuns):
     """A run that another plan has done is not done again."""
 
     def run(self, replicas: int, load: SessionLoad, rate_per_s: float) -> Seen:
-        asked = (self.candidate.replica, load, replicas, rate_per_s, self.question.sla, self.turns, self.seed)
+        how = (self.turns, self.sure, self.seed)
+        asked = (self.candidate.replica, load, replicas, rate_per_s, self.question.sla, how)
         if asked not in SHOWN:
             SHOWN[asked] = super(RunsDoneOnce, self).run(replicas, load, rate_per_s)
         return SHOWN[asked]
@@ -243,6 +244,21 @@ def test_the_capacity_of_a_fleet_that_its_cache_keeps_going_holds_in_other_runs(
     busy = replace(chat, rate_per_s=capacity_per_s / TurnsByPlace.of(chat).each)
     others = [simulate_sessions(engine.replica, busy, requests=20_000, seed=seed) for seed in range(3, 9)]
     assert [run.latencies["first_ttft"].p95_s > 1 for run in others].count(True) <= 1
+
+
+def test_the_band_of_a_law_known_for_certain_begins_at_the_counts_of_other_seeds() -> None:
+    """Of the same question, runs with a tenth of the turns say 11 to 14 replicas."""
+    load, engine = SessionLoad(replace(CHAT, rate_per_s=12.0)), replace(with_kv(60_000), relative_sigma=0.0)
+    busy = replace(load.sessions, rate_per_s=12.0 / 0.8)
+    replica = holding([engine], CHAT)[0][0].replica
+
+    def meets(replicas: int, seed: int) -> bool:
+        shown = simulate_sessions(replica, busy, replicas=replicas, requests=TURNS, seed=seed)
+        return Seen.of(shown, LIMITS, replicas, busy.rate_per_s).meets
+
+    counts = [next(count for count in range(8, 30) if meets(count, seed)) for seed in range(10, 70, 10)]
+    found = planned(load, engine).plan.answer
+    assert found.working_low <= min(counts) < found.working == found.working_high
 
 
 def test_the_band_holds_the_count_where_runs_say_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.prediction import Quantiles
 from sizing.simulator.fleet import PART, outstanding
-from sizing.simulator.prefix_cache import trim
+from sizing.simulator.prefix_cache import forget, trim
 from sizing.simulator.result import E2E, SENT, WAIT, Simulated, Watched, queue_grows, simulated, tallied
 from sizing.simulator.runs import MOST_REPLICAS, check_question, whole_fleet
 from sizing.simulator.sampling import checked_requests, draw_steps
@@ -45,6 +45,8 @@ SessionRouting = Literal["affinity", "random", "least_outstanding", "prefix_awar
 SESSION_ROUTINGS: tuple[SessionRouting, ...] = get_args(SessionRouting)
 SessionLatency = Literal["first_ttft", "later_ttft", "itl", "e2e", "session"]
 SESSION_LATENCIES: tuple[SessionLatency, ...] = get_args(SessionLatency)
+SCATTERING: tuple[SessionRouting, ...] = ("random", "least_outstanding")
+"""Routings that know nothing of sessions."""
 RANDOM, PREFIX_AWARE = map(SESSION_ROUTINGS.index, ("random", "prefix_aware"))
 FEWEST_SESSIONS = 40
 RUN, RAMP = 10, 3
@@ -118,7 +120,8 @@ def simulate_sessions(
     sessions, and one represents all, exactly. The others route each turn: *random*; *least_outstanding*, to the replica
     with the fewest unfinished requests; *prefix_aware*, to the one that holds the longest prefix of the session and,
     among equals, the one with the fewest unfinished requests. They simulate up to 32 replicas at the load each would
-    have. Blocks that all system prompts share are in the cache of every replica from the start. A session ends early if
+    have; in a larger fleet, turns by *random* and *least_outstanding* meet what their session left as much more rarely.
+    Blocks that all system prompts share are in the cache of every replica from the start. A session ends early if
     a replica rejects a turn.
 
     The measured time runs from the share `warmup` of the run, but not before 3 mean sessions have passed (at most half
@@ -144,7 +147,8 @@ def simulate_sessions(
     count = max(math.ceil(requests / sessions.turns), FEWEST_SESSIONS, math.ceil(RUN * in_flight))
     count = min(count, math.ceil(MAX_REQUESTS / 2 / sessions.turns))
     run, think_s = drawn_sessions(replica, replace(sessions, rate_per_s=rate_per_s), count, seed)
-    states = serve_sessions(replica, run, think_s, sessions.system_tokens, together, routing, seed)
+    share = together / replicas if routing in SCATTERING else 1.0
+    states = serve_sessions(replica, run, think_s, sessions.system_tokens, together, routing, seed, share)
     return _measured(run, warmup, replicas / together, int(states["paused"].sum()))
 
 
@@ -187,10 +191,13 @@ def serve_sessions(
     replicas: int = 1,
     routing: SessionRouting = "affinity",
     seed: int = 0,
+    share: float = 1.0,
 ) -> States:
     """Serve sessions, as drawn, by a fleet; fills the times of the turns and returns the replicas.
 
-    An engine without a prefix cache shares nothing. *affinity* concerns one replica only.
+    An engine without a prefix cache shares nothing. *affinity* concerns one replica only. `share`: of a fleet's
+    replicas, those simulated, each of which stands for several: with this chance, a turn that is sent where an earlier
+    one of its session was comes to the same replica of the fleet; else it finds nothing there.
     """
     checkpoint(f"simulation of {len(run):,} turns on {replicas} replicas with {routing} routing")
     rule = replica.batching
@@ -201,7 +208,7 @@ def serve_sessions(
     note_starts(agenda, run)
     busy_from_s = np.full(replicas, math.inf)
     route, routes = SESSION_ROUTINGS.index(routing), np.random.default_rng([seed, len(run)])
-    while play(engine, states, agenda, work, run, think_s, busy_from_s, route, routes, PART) == PART:
+    while play(engine, states, agenda, work, run, think_s, busy_from_s, route, routes, share, PART) == PART:
         checkpoint()
     return states
 
@@ -284,6 +291,7 @@ def play(
     busy_from_s: Seconds,
     routing: int,
     rng: np.random.Generator,
+    share: float,
     most: int,
 ) -> int:
     """Send up to `most` turns, and after the last one run to the end; returns how many were sent.
@@ -309,6 +317,9 @@ def play(
             step(engine, state, mine, requests, min(next_s, other_s))
             note_turns(state, calendar, requests, think_s)
         else:
+            if share < 1 and engine.prefix_cache > 0 and rng.random() >= share:
+                trim(engine, state, mine)
+                forget(state, mine, requests[request].session)
             requests[request].replica = replica
             enqueue(engine, state, mine, requests, request, next_s)
             sent += 1

@@ -17,6 +17,7 @@ from scipy.optimize import brentq
 from sizing.cli import main
 from sizing.engine import FREE, Batching, Policy, Replica, StepLaw
 from sizing.errors import ScenarioError
+from sizing.simulator import sessions as sessions_module
 from sizing.simulator import simulate_trace
 from sizing.simulator.fleet import Failure, serve
 from sizing.simulator.sampling import checked_requests
@@ -194,12 +195,13 @@ def test_with_memory_for_all_every_whole_block_before_is_found(block: int, routi
     assert run.hit_rate == pytest.approx(found.sum() / prompts.sum(), rel=0.02)
 
 
-def test_random_routing_finds_what_an_earlier_turn_left_at_the_same_replica() -> None:
+@pytest.mark.parametrize("replicas", [4, 256])
+def test_random_routing_finds_what_an_earlier_turn_left_at_the_same_replica(replicas: int) -> None:
     """With memory for all, turn k finds that of turn j if j < k is the last that was sent to its replica, chance 1/R
     each time."""
-    alike = replace(CHAT, first_cv=0, user_cv=0, output_cv=0)
-    run = simulate_sessions(with_kv(10**9), alike, replicas=4, routing="random", requests=60_000)
-    left, share = np.array(closed_form(alike, 16)), 1 / 4
+    alike = replace(CHAT, rate_per_s=0.125 * replicas, first_cv=0, user_cv=0, output_cv=0)
+    run = simulate_sessions(with_kv(10**9), alike, replicas=replicas, routing="random", requests=60_000)
+    left, share = np.array(closed_form(alike, 16)), 1 / replicas
     for number in range(1, 5):
         chances = np.array([share * (1 - share) ** (number - 1 - before) for before in range(number)])
         expected = chances @ left[1 : number + 1] + (1 - chances.sum()) * left[0]
@@ -302,6 +304,21 @@ def test_routers_that_know_the_cache_find_more() -> None:
         for routing in SESSION_ROUTINGS
     }
     assert max(rates["random"], rates["least_outstanding"]) < min(rates["affinity"], rates["prefix_aware"]) - 0.1
+
+
+@pytest.mark.parametrize("routing", ["random", "least_outstanding"])
+def test_few_replicas_stand_for_a_fleet_in_which_turns_scatter(
+    routing: SessionRouting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents of 30 turns: in a fleet of 64 a turn finds half of what it does in one of 32."""
+    agents = Sessions(22.5, 30, 1000, 100, 100, first_cv=0.5, user_cv=0.7, output_cv=0.6, think_s=1)
+    few = simulate_sessions(with_kv(2_000_000), agents, replicas=64, routing=routing, requests=10_000)
+    monkeypatch.setattr(sessions_module, "MOST_REPLICAS", 64)
+    all_of_them = simulate_sessions(with_kv(2_000_000), agents, replicas=64, routing=routing, requests=10_000)
+    assert few.hit_rate == pytest.approx(all_of_them.hit_rate, abs=0.01)
+    for place, field in (("later_ttft", "mean_s"), ("itl", "mean_s")):
+        one, other = (getattr(run.latencies[place], field) for run in (few, all_of_them))
+        assert one == pytest.approx(other, rel=0.1)
 
 
 def test_too_many_sessions_saturate() -> None:

@@ -307,11 +307,12 @@ def _sensible(model: Model, gpu: str, precision: str) -> Sequence[Layout]:
 
 def with_prefix_cache(candidate: Candidate, kv_tokens: int) -> Candidate:
     """The candidate with the prefix cache of vLLM's rules on and so many tokens of KV cache, in blocks of its engine:
-    single tokens in SGLang's, vLLM's where it is not known."""
-    rule = candidate.replica.batching
-    by_token = engine_named(candidate.engine) == "sglang"
-    block = rule.kv_block_tokens if by_token or rule.kv_block_tokens > 1 else KV_BLOCK_TOKENS
-    rule = replace(rule, kv_tokens=kv_tokens, kv_policy="max_utilization", kv_block_tokens=block, prefix_cache=True)
+    single tokens in SGLang's, vLLM's where it is not known. Requests start as in vLLM where their prompts fit, but for
+    TensorRT-LLM's: SGLang, with its cache on, expects of answers in progress a small share of what they may add."""
+    rule, engine = candidate.replica.batching, engine_named(candidate.engine)
+    block = rule.kv_block_tokens if engine == "sglang" or rule.kv_block_tokens > 1 else KV_BLOCK_TOKENS
+    policy = rule.kv_policy if engine == "trtllm" else "max_utilization"
+    rule = replace(rule, kv_tokens=kv_tokens, kv_policy=policy, kv_block_tokens=block, prefix_cache=True)
     return replace(candidate, replica=replace(candidate.replica, batching=rule), open_loops=())
 
 

@@ -264,8 +264,8 @@ class Batching:
     budget, or a chunk of one has run: TensorRT-LLM's `batch_wait_timeout_iters` and `batch_wait_max_tokens_ratio`.
     With nothing to decode none wait. 0, the usual value: they start at once. Of *chunked* and *whole_prompt*.
     `prefix_cache`: blocks of `kv_block_tokens` that no request holds are kept, while memory lasts, for the next turn of
-    their session (see Sessions; vLLM's blocks have 16 tokens). It requires the KV policy *max_utilization* and a policy
-    other than *static*. Requests without a session have a Prefix, which they are set to find or not.
+    their session (see Sessions; vLLM's blocks have 16 tokens). It requires a policy other than *static*. Requests
+    without a session have a Prefix, which they are set to find or not.
     `budget_guessed`: a fit assumed the token budget. Whoever starts an engine leaves room for prompts beside the
     decodes, so the first prompt of an iteration then runs whole beside them, as on an engine with such a budget.
     """
@@ -287,11 +287,8 @@ class Batching:
     budget_guessed: bool = False
 
     def __post_init__(self) -> None:
-        if self.prefix_cache and (self.kv_policy != "max_utilization" or self.policy == "static"):
-            raise ScenarioError(
-                "a prefix cache takes the KV policy max_utilization and in-flight batching, got "
-                f"{self.kv_policy} and {self.policy}"
-            )
+        if self.prefix_cache and self.policy == "static":
+            raise ScenarioError("a prefix cache takes in-flight batching, got static")
         if not 1 <= self.receive_interval_steps <= MOST_INTERVAL:
             raise ScenarioError(
                 f"receive_interval_steps must be from 1 to {MOST_INTERVAL}, got {self.receive_interval_steps}"

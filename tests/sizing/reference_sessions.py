@@ -58,6 +58,14 @@ class BlockReplica(SlowReplica):
             place += 1
         return place - self.first_own
 
+    def _held(self, slots: Sequence[Slot]) -> float:
+        return sum(s.memory + (self.block - 1) / 2 for s in slots)
+
+    def _reserved(self, sequence: Slot) -> int:
+        assert isinstance(sequence, Turn)
+        own = sequence.isl - sequence.shared
+        return math.ceil((own + max(sequence.osl, self.batching.max_tokens)) / self.block) * self.block
+
     def _cache(self, sequence: Slot, tokens: int) -> None:
         assert isinstance(sequence, Turn)
         if self.batching.prefix_cache:

@@ -144,11 +144,21 @@ def test_a_prefix_cache_is_as_large_as_memory_leaves_where_the_engine_does_not_s
     assert left_out.gpu == unknown.gpu and left_out.kind == "no_data"
 
 
-@pytest.mark.parametrize(("engine", "tokens"), [("sglang", 1), ("vllm", 16), ("trtllm", 32), ("mine", 16)])
-def test_a_prefix_cache_has_the_blocks_of_its_engine(engine: str, tokens: int) -> None:
-    """SGLang's radix cache keeps single tokens (page size 1); the others have blocks of 16 and 32."""
+@pytest.mark.parametrize(
+    ("engine", "tokens", "policy"),
+    [
+        ("sglang", 1, "max_utilization"),
+        ("vllm", 16, "max_utilization"),
+        ("trtllm", 32, "guaranteed_no_evict"),
+        ("mine", 16, "max_utilization"),
+    ],
+)
+def test_a_prefix_cache_has_the_blocks_of_its_engine(engine: str, tokens: int, policy: str) -> None:
+    """SGLang's radix cache keeps single tokens (page size 1); the others have blocks of 16 and 32. TensorRT-LLM
+    reserves whole answers by default, with block reuse as without."""
     batching = Batching(kv_tokens=100_000, kv_block_tokens=engine_defaults(engine).kv_block_tokens)
     (ready,), _ = caching(
         [dataclasses.replace(candidate(), engine=engine, replica=Replica(ESTIMATE.replica.law, batching))]
     )
     assert ready.replica.batching.kv_block_tokens == tokens
+    assert ready.replica.batching.kv_policy == policy

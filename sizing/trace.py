@@ -173,7 +173,7 @@ class Trace:
         return copied._taken(np.argsort(copied.arrival_s, kind="stable"))
 
     def window(self, text: str) -> Trace:
-        """The part that ``--trace-window`` names: ``all``, ``worst-hour`` (with the most tokens), or ``FROM..TO``.
+        """The part that ``--trace-window`` names: ``all``, ``worst-hour`` (60 minutes of most tokens), or ``FROM..TO``.
 
         FROM and TO are dates with times (``2024-05-10T14:00``, UTC) where the trace has them, else hours, minutes and
         perhaps seconds from its start (``02:30``); either may be left out. Raises TraceError for anything else.
@@ -181,8 +181,7 @@ class Trace:
         if text == "all":
             return self
         if text == "worst-hour":
-            tokens = np.cumsum(np.concatenate([[0.0], np.add(self.isl, self.osl, dtype=float)]))
-            worst = max(hours(self), key=lambda hour: tokens[hour.last] - tokens[hour.first])
+            worst = busiest_hour(self, np.add(self.isl, self.osl, dtype=float))
             return self.part(worst.from_s, worst.until_s)
         start, dots, end = text.partition("..")
         if not dots:
@@ -276,13 +275,14 @@ def hours(trace: Trace) -> list[Hour]:
     ]
 
 
-def busiest_hour(trace: Trace) -> Hour:
-    """The 60 minutes in which most requests arrive, wherever in the hours of the clock they begin."""
-    lasts = np.arange(1, len(trace) + 1)
-    firsts = np.searchsorted(trace.arrival_s, trace.arrival_s - HOUR_S, side="right")
-    most = int(np.argmax(lasts - firsts))
-    from_s = max(float(trace.arrival_s[most]) - HOUR_S, float(trace.arrival_s[0]))
-    return Hour(from_s, from_s + HOUR_S, int(firsts[most]), int(lasts[most]))
+def busiest_hour(trace: Trace, weights: NDArray[np.float64] | None = None) -> Hour:
+    """The 60 minutes in which most requests arrive, wherever in the hours of the clock they begin; with `weights`,
+    shape (requests,), those in which the requests that arrive weigh most."""
+    before = np.concatenate([[0.0], np.cumsum(np.ones(len(trace)) if weights is None else weights)])
+    lasts = np.searchsorted(trace.arrival_s, trace.arrival_s + HOUR_S)
+    first = int(np.argmax(before[lasts] - before[:-1]))
+    from_s = float(trace.arrival_s[first])
+    return Hour(from_s, from_s + HOUR_S, first, int(lasts[first]))
 
 
 def dispersion(trace: Trace, every_s: float = 1.0) -> float:

@@ -194,7 +194,7 @@ def test_the_queue_s_limits_count_and_so_does_a_limit_on_rejected_requests() -> 
 @pytest.mark.parametrize(
     ("view", "expected"),
     [
-        ({"show.window": "worst-hour"}, int(6.0 * HOUR_S)),
+        ({"show.window": "worst-hour"}, len(TRACE.window("worst-hour"))),
         ({"show.window": "part", "show.part": "02:00..03:00"}, int(3.0 * HOUR_S)),
         ({"show.window": "part"}, len(TRACE)),
         ({"show.scale": "0.25", "show.window": "worst-hour"}, int(1.5 * HOUR_S)),

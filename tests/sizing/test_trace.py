@@ -75,6 +75,18 @@ def test_a_window_that_ends_before_it_begins_is_refused() -> None:
         trace.window("03:00..01:00")
 
 
+def test_the_worst_hour_is_the_60_minutes_with_most_tokens_whatever_the_clock() -> None:
+    rng = np.random.default_rng(4)
+    for began_s in (math.nan, 13 * HOUR_S + 1500.0):
+        trace = trace_of(np.sort(rng.integers(0, 4 * 3600 * 1000, 60)).tolist(), began_s)
+        trace = replace(trace, isl=rng.integers(1, 100, 60, np.int32))
+        tokens = trace.isl + trace.osl
+        begins_s = trace.arrival_s
+        most = max(tokens[(begin_s <= begins_s) & (begins_s < begin_s + HOUR_S)].sum() for begin_s in begins_s)
+        worst = trace.window("worst-hour")
+        assert worst.span_s < HOUR_S and (worst.isl + worst.osl).sum() == most
+
+
 @given(ARRIVALS, st.integers(2, 5), st.integers(0, 9))
 def test_a_whole_factor_is_so_many_times_the_requests_with_the_originals_among_them(
     ms: list[int], factor: int, seed: int

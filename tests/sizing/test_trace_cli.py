@@ -100,7 +100,7 @@ def test_a_window_and_a_scale(traffic: Path, capsys: pytest.CaptureFixture[str])
         assert code == 0
         counts[name] = json.loads(out)
     requests = {name: answer["trace"]["requests"] for name, answer in counts.items()}
-    assert requests["worst"] == pytest.approx(6 * 3600, abs=1)
+    assert requests["worst"] == pytest.approx(6 * 3600, rel=0.001)  # the most tokens: it begins some seconds early
     assert requests["scaled"] == 3 * requests["quiet"] == pytest.approx(3 * 2 * 3600, abs=3)
     gpus = {name: answer["gpus"] for name, answer in counts.items()}
     assert gpus["quiet"] < gpus["scaled"] and gpus["quiet"] < gpus["worst"]

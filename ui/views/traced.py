@@ -60,7 +60,7 @@ from ui.words import limit_name, plain, sentence_case, tell_unreadable
 state = st.session_state
 TRACE, ENDS, SCALE, LIMITS = PREFIX + "trace", PREFIX + "part", PREFIX + "scale", PREFIX + "classes"
 WINDOWS = {"all": "Whole trace", "worst-hour": "Worst hour", "part": "From … to"}
-WINDOW_HELP = "Which requests are replayed. Worst hour: the hour with the most tokens."
+WINDOW_HELP = "Which requests are replayed. Worst hour: the 60 minutes with the most tokens."
 SCALES = Range(0.1, 100)
 SCALE_HELP = (
     "Multiplies the requests of the trace and keeps its bursts: above 1, requests are repeated a moment apart; below "

@@ -387,11 +387,12 @@ def impatient_workload(given: dict[str, Any]) -> Workload:
 
 def law_of(given: dict[str, Any]) -> Fit:
     """The law fitted to the points that the options select, with what they say of the engine."""
+    points = tuple(points_of_one_deployment(given))
     return candidates.law_of(
-        tuple(points_of_one_deployment(given)),
+        points,
         kv_tokens=given["kv_tokens"],
         token_budget=given["token_budget"],
-        **scheduling_of(given),
+        **scheduling_of(given, (point.batch_wait_steps for point in points)),
         open_loop=given["open_loop"],
         protocol=protocol_of(given),
     )

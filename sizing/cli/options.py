@@ -381,8 +381,14 @@ def scheduling_options(*, always_given: bool) -> Callable[[F], F]:
     )
 
 
-def scheduling_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of Batching that `scheduling_options` give."""
+def scheduling_of(given: dict[str, Any], told: Iterable[int | None] = ()) -> dict[str, Any]:
+    """The fields of Batching that `scheduling_options` give; `told`: the steps that prompts wait without them.
+
+    Raises ScenarioError for a share of the token budget on which no prompt waits.
+    """
+    waits = given["batch_wait_steps"] or (given["batch_wait_steps"] is None and any(told))
+    if not waits and given["batch_wait_ratio"] not in (None, Batching().batch_wait_ratio):
+        raise ScenarioError("--batch-wait-ratio goes with --batch-wait-steps")
     return {name: given[name] for name in SCHEDULING if given[name] is not None}
 
 
@@ -427,12 +433,13 @@ def configured(candidates: Sequence[Candidate], given: dict[str, Any], osl: floa
     """The candidates with engines that are set as `choice_options` say: they reserve memory for so many output tokens
     a request, look so many iterations ahead and for new requests so often, and let prompts wait for others so long.
 
-    ScenarioError where the tokens are fewer than `osl`, the mean request's.
+    ScenarioError where the tokens are fewer than `osl`, the mean request's, and as `scheduling_of`.
     """
     most = given["max_tokens"]
     if most < 0 or 0 < most < osl:
         raise ScenarioError(f"--max-tokens must be 0, or at least OSL ({osl:g} tokens), got {most}")
-    settings = ({"max_tokens": most} if most else {}) | scheduling_of(given)
+    waits = (candidate.replica.batching.batch_wait_steps for candidate in candidates)
+    settings = ({"max_tokens": most} if most else {}) | scheduling_of(given, waits)
     if not settings:
         return list(candidates)
     return [

@@ -119,6 +119,12 @@ def test_an_sla_that_cannot_be_met_prints_no_count(capsys: pytest.CaptureFixture
         (replaced(**{"trace-scale": "2"}), "--trace-scale goes with --trace"),
         (replaced(**{"trace-window": "all"}), "--trace-window goes with --trace"),
         (replaced(owned="h200_sxm=2"), "--owned goes with --mix"),
+        (replaced(**{"batch-wait-ratio": "0.5"}), "--batch-wait-ratio goes with --batch-wait-steps"),
+        ([*LOOP, "--batch-wait-ratio", "0.5"], "--batch-wait-ratio goes with --batch-wait-steps"),
+        (
+            "simulate --weights 5ms --isl 1000 --osl 200 --rate 3 --batch-wait-ratio 0.5".split(),
+            "--batch-wait-ratio goes with --batch-wait-steps",
+        ),
         ([*replaced(workload="chat:isl=1"), "--tune"], "--tune cannot be combined with --workload"),
         ([*LOOP, "--arrivals", "constant"], "--arrivals does not go with --concurrency"),
         ([*LOOP, "--routing", "random"], "--routing does not go with --concurrency"),

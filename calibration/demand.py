@@ -144,6 +144,8 @@ def demand_of(
     laws: Mapping[str, TokenLaw | None] | None = None,
 ) -> Demand:
     """The demand between two times. Raises PrometheusError for too few requests, or unknown lengths."""
+    span_s = end_s - start_s
+    source.requests(span_s, end_s)  # or says that they are not a number
     counts = source.counts(start_s, end_s, step_s)
     requests = sum(count for _, count in counts)
     if requests < FEWEST:
@@ -151,7 +153,6 @@ def demand_of(
             f"{source.server.url}: {requests:.0f} requests of {quoted(source.model)} in {len(counts)} steps of "
             f"{step_s:g} s: a model needs {FEWEST}; ask for longer, and for a --step of two scrapes or more"
         )
-    span_s = end_s - start_s
     lengths = {side: found for side in ("isl", "osl") if (found := source.histogram(side, span_s, end_s))}
     given = laws or {}
     isl, osl = (

@@ -175,13 +175,9 @@ class Prometheus:
             raise PrometheusError(f"{quoted(self.url)} is not the URL of a server: write http://host:9090")
 
     def query(self, promql: str, at_s: float) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each series at `at_s`, without NaN and infinite values."""
-        found = []
-        for each in self._result("query", "vector", query=promql, time=f"{at_s:.3f}"):
-            value = self._value(each.get("value"))[1]
-            if math.isfinite(value):
-                found.append((self._labels(each), value))
-        return found
+        """Labels and value of each series at `at_s`; NaN and infinite values too."""
+        found = self._result("query", "vector", query=promql, time=f"{at_s:.3f}")
+        return [(self._labels(each), self._value(each.get("value"))[1]) for each in found]
 
     def query_range(self, promql: str, start_s: float, end_s: float, step_s: float) -> list[tuple[float, float]]:
         """Times and values of the query's single series, from start to end, both included."""
@@ -331,8 +327,15 @@ class Source:
     labels: Labels
 
     def requests(self, span_s: float, at_s: float) -> float:
-        """Requests answered in the `span_s` seconds up to `at_s`."""
-        return self._increase(self.exposition.requests, {}, span_s, at_s) or 0.0
+        """Requests answered in the `span_s` seconds up to `at_s`. Raises PrometheusError if a server's are not a
+        number, because those of the others would be too few."""
+        found = self._rise(self.exposition.requests, {}, span_s, at_s) or 0.0
+        if not math.isfinite(found):
+            raise PrometheusError(
+                f"{self.server.url}: {self.exposition.requests} of {quoted(self.model)} is not a number ({found}) on "
+                "at least one server: select the others with --label"
+            )
+        return found
 
     def reaches_across(self, span_s: float, at_s: float) -> bool:
         """Whether the first and the last quarter of the `span_s` seconds up to `at_s` have samples. Without them the
@@ -348,12 +351,15 @@ class Source:
 
     def histogram(self, what: str, span_s: float, at_s: float) -> Histogram | None:
         """The histogram of isl, osl (tokens), ttft, itl, gap or e2e (s) over a time; None if nothing was counted, or
-        only its last bucket was scraped, which contains any value."""
+        only its last bucket was scraped, which contains any value. Buckets whose counts are not numbers are left out.
+        """
         for family in self.exposition.families(what):
             labels = selector({**self.labels, **dict(family.labels)})
             promql = f"sum by (le) (increase({family.name}_bucket{labels}[{promql_span(span_s)}]))"
             up_to: dict[float, float] = {}
             for found, count in self.server.query(promql, at_s):
+                if not math.isfinite(count):
+                    continue
                 edge = self._edge(found.get("le", "")) * family.unit
                 up_to[edge] = up_to.get(edge, 0.0) + count
             if any(map(math.isfinite, up_to)) and max(up_to.values()) > 0:
@@ -375,6 +381,10 @@ class Source:
         return None
 
     def _increase(self, name: str, labels: Labels, span_s: float, at_s: float) -> float | None:
+        found = self._rise(name, labels, span_s, at_s)
+        return found if found is not None and math.isfinite(found) else None
+
+    def _rise(self, name: str, labels: Labels, span_s: float, at_s: float) -> float | None:
         promql = f"sum(increase({name}{selector({**self.labels, **labels})}[{promql_span(span_s)}]))"
         found = self.server.query(promql, at_s)
         return found[0][1] if found else None

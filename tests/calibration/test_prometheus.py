@@ -71,6 +71,9 @@ def url(tmp_path_factory: pytest.TempPathFactory, end_s: float) -> Iterator[str]
     past.histogram("gen_ai_server_request_duration_seconds", gateway, seconds, 500.0, begin_s, end_s)
     past.counter("trtllm_request_success_total", {"model_name": "rt"}, ramp(1000, begin_s, end_s))
     past.counter("trtllm_prompt_tokens_total", {"model_name": "rt"}, ramp(320_000, begin_s, end_s))
+    past.counter("vllm:request_success_total", {"model_name": "broken", "pod": "a"}, ramp(1000, begin_s, end_s))
+    unknown = [(at_s, math.nan) for at_s, _ in ramp(1000, begin_s, end_s)]
+    past.counter("vllm:request_success_total", {"model_name": "broken", "pod": "b"}, unknown)
     # Triton's counters have no _total, which OpenMetrics wants of a counter; a gauge reads alike
     past._add("nv_inference_request_success", "gauge", "nv_inference_request_success", {"model": "tr"},
               ramp(1000, begin_s, end_s))  # fmt: skip
@@ -156,11 +159,12 @@ def test_servers_without_lengths_say_so(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--model", "nobody"), "it has no model 'nobody': give --model, one of 'day'"),
-        ((), "it has several models: give --model, one of 'day', 'm\""),
+        (("--model", "nobody"), "it has no model 'nobody': give --model, one of 'broken', 'day'"),
+        ((), "it has several models: give --model, one of 'broken', 'day', 'm\""),
         (("--metrics", "sglang", "--label", "namespace=none"), "no samples of sglang:num_requests_total in the 1800s"),
         (("--from", "2020-01-01", "--to", "2020-01-02", "--model", "day"), "no samples of vllm:request_success_total"),
         (("--model", "day", "--step", "20s"), "a --step of two scrapes or more"),
+        (("--model", "broken"), "vllm:request_success_total of 'broken' is not a number (nan) on at least one server"),
         (("--model", "day", "--from", "-1x"), "--from '1x': write it as"),
         (("--model", "day", "--from", "soon"), "--from 'soon': write now"),
         (("--model", "day", "--from", "now"), "--from must be two steps"),

@@ -56,6 +56,8 @@ Examples:
 HOUR_S = 3600.0
 LATENCIES = ("ttft", "itl", "gap", "e2e")
 PERCENTILES = (50, 95, 99)
+LOST = 0.05
+"""Share of the requests from which a note says that they are in no step."""
 BURSTY = 1.5
 """Index of dispersion of counts from which arrivals count as burstier than a Poisson process."""
 FEWEST_STEPS = 20
@@ -145,7 +147,7 @@ def demand_of(
 ) -> Demand:
     """The demand between two times. Raises PrometheusError for too few requests, or unknown lengths."""
     span_s = end_s - start_s
-    source.requests(span_s, end_s)  # or says that they are not a number
+    over_all = source.requests(span_s, end_s)
     counts = source.counts(start_s, end_s, step_s)
     requests = sum(count for _, count in counts)
     if requests < FEWEST:
@@ -165,6 +167,13 @@ def demand_of(
     if missing > 1.5 * step_s / span_s:
         notes.append(f"{100 * missing:.0f} % of the time has no samples, and is assumed to be like the rest")
     scatter = dispersion(counts, step_s)
+    lost = over_all - requests * span_s / (len(counts) * step_s)
+    if lost > max(LOST * over_all, 3 * math.sqrt(scatter * over_all)):
+        notes.append(
+            f"{100 * lost / over_all:.0f} % of the {over_all:,.0f} requests that the counters gained over the whole "
+            "time are in no step, and the rates are too low by as much: a server was scraped less than twice a --step, "
+            "or not for a while"
+        )
     if isinstance(model.arrivals, Poisson) and scatter > BURSTY:
         notes.append(
             f"Counts per {step_s:g} s vary {significant(scatter, 2)} times as much as at random (Poisson): a trace "

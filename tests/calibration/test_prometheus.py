@@ -74,6 +74,9 @@ def url(tmp_path_factory: pytest.TempPathFactory, end_s: float) -> Iterator[str]
     past.counter("vllm:request_success_total", {"model_name": "broken", "pod": "a"}, ramp(1000, begin_s, end_s))
     unknown = [(at_s, math.nan) for at_s, _ in ramp(1000, begin_s, end_s)]
     past.counter("vllm:request_success_total", {"model_name": "broken", "pod": "b"}, unknown)
+    whole = ramp(1800, begin_s, end_s)
+    for pod, series in (("a", whole), ("b", [*whole[:30], *whole[-30:]])):
+        past.counter("vllm:request_success_total", {"model_name": "unseen", "pod": pod}, series)
     # Triton's counters have no _total, which OpenMetrics wants of a counter; a gauge reads alike
     past._add("nv_inference_request_success", "gauge", "nv_inference_request_success", {"model": "tr"},
               ramp(1000, begin_s, end_s))  # fmt: skip
@@ -182,6 +185,22 @@ def test_a_fault_is_one_line(
     code, printed, err = demand(url, end_s, capsys, *words)
     assert (code, printed) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
     assert said in err
+
+
+def test_requests_while_a_server_is_not_scraped_are_missed_and_it_is_said(
+    url: str, end_s: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two servers with 1,800 requests each, one of them unseen for 61 of the 121 scrapes in half an hour: its counter
+    gains half of its 1,800 meanwhile, a quarter of all."""
+    laws = ("--isl-law", "points:100", "--osl-law", "points:50", "--json")
+    said = {}
+    for words in ((), ("--label", "pod=a")):
+        code, printed, err = demand(url, end_s, capsys, "--model", "unseen", *laws, *words)
+        assert (code, err) == (0, "")
+        said[words] = " ".join(json.loads(printed)["notes"])
+    assert "of the 3,600 requests that the counters gained over the whole time are in no step" in said[()]
+    assert float(said[()].split(" %")[0]) == pytest.approx(25, abs=3)
+    assert "in no step" not in said["--label", "pod=a"]
 
 
 def test_of_a_histogram_whose_last_bucket_alone_is_scraped_no_quantile_is_known(url: str, end_s: float) -> None:

@@ -5,10 +5,12 @@ If a command lacks a library, it names the extra that provides it: ``pip install
 
 from __future__ import annotations
 
+import codecs
 import errno
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
@@ -111,12 +113,24 @@ class Commands(click.Group):
 
     def _whole(self, *args: Any, **extra: Any) -> Any:
         """Click's `main`. Raises ClickException where the disk, or the room for a file, ends before the output does."""
+        make_writable(sys.stdout)
         try:
             return super().main(*args, **extra)
         except OSError as error:
             if error.errno not in NO_ROOM or error.filename is not None:
                 raise
             raise click.ClickException(f"the output cannot be written: {error.strerror}") from None
+
+
+def make_writable(stream: object) -> None:
+    """Let a stream take any text: as UTF-8 if its encoding is ASCII, as click does with what it prints itself, else
+    with a question mark for what its encoding lacks."""
+    if not isinstance(stream, TextIOWrapper) or stream.errors not in ("strict", "surrogateescape"):
+        return
+    if codecs.lookup(stream.encoding).name == "ascii":
+        stream.reconfigure(encoding="utf-8", errors=stream.errors)
+    elif not stream.encoding.lower().startswith("utf"):
+        stream.reconfigure(errors="replace")
 
 
 def fail(error: Exception, code: int) -> NoReturn:

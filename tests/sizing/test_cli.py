@@ -250,6 +250,23 @@ def test_a_disk_that_is_full_is_one_line_and_a_reader_that_leaves_is_none(progra
     assert (ended.returncode, ended.stderr) == (1, "")
 
 
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [("ascii", "2 × h200_sxm".encode()), ("koi8-r", b"2 ? h200_sxm")],
+)
+def test_any_encoding_of_the_output_will_do(encoding: str, expected: bytes) -> None:
+    """ASCII is what a system without a locale has: its readers know UTF-8, as those of click's own messages must."""
+    words = [*replaced(tp="2", engine="trtllm", precision="bf16", rate="1"), "--spare", "0"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "sizing", *words],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"You need " + expected in ended.stdout
+
+
 def test_a_points_file_without_tp_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "points.csv"
     path.write_text("model,precision,gpu,isl,osl,load_kind,load_value,requests_per_s\nm,p,g,1,1,concurrency,1,1\n")

@@ -12,7 +12,8 @@ import hmac
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from anyio import to_thread
@@ -30,7 +31,7 @@ from calibration.store import Store
 from sizing import catalog
 from sizing.candidates import by_deployment
 from sizing.cli.shapes import finite_only
-from sizing.errors import TimeLimitReached, one_line
+from sizing.errors import TimeLimitReached, one_line, quoted
 from sizing.files import KeyTwiceError, each_key_once, resource, version
 from sizing.points import COLUMNS, Deployment, Point, read_points
 from ui import login
@@ -47,6 +48,8 @@ RETRY_AFTER_S = 5
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
 """Methods that are routed to an endpoint, which itself refuses the wrong ones."""
 MOST_CASES = 16
+WHOLE = ("tp", "pp", "max_batch_size")
+"""Filters of points that are whole numbers."""
 T = TypeVar("T")
 
 
@@ -245,36 +248,55 @@ def comparing(workers: Workers) -> Endpoint:
 # --- What can be asked about
 
 
-async def models(_: Request) -> Response:
+async def models(request: Request) -> Response:
     """The catalogue's models."""
+    filters(request)
     kind: TypeAdapter[Any] = TypeAdapter(catalog.Model)
     return listed([kind.dump_python(model, mode="json") for model in catalog.models().values()])
 
 
-async def gpus(_: Request) -> Response:
+async def gpus(request: Request) -> Response:
     """The catalogue's GPUs."""
+    filters(request)
     kind: TypeAdapter[Any] = TypeAdapter(catalog.Gpu)
     return listed([{"name": name} | kind.dump_python(gpu, mode="json") for name, gpu in catalog.gpus().items()])
 
 
-async def deployments(_: Request) -> Response:
+async def deployments(request: Request) -> Response:
     """Measured deployments, each with its number of points."""
+    filters(request)
     found = by_deployment(await to_thread.run_sync(measured))
     return listed([key._asdict() | {"points": len(group)} for key, group in found.items()])
 
 
 async def points(request: Request) -> Response:
     """Measured points of the store and of the shipped tables; query parameters filter by fields of the deployment."""
-    asked = request.query_params
-    if unknown := [name for name in asked if name not in Deployment._fields]:
-        known = ", ".join(Deployment._fields)
-        raise Problem(400, "filter", "Not a filter", one_line(f"{unknown[0]}: points are filtered by {known}"))
+    asked = filters(request, Deployment._fields)
     found = await to_thread.run_sync(measured)
     kept = [each for each in found if all(_says(getattr(each, name), asked[name]) for name in asked)]
     return listed([{name: getattr(each, name) for name in COLUMNS} for each in kept])
 
 
+def filters(request: Request, known: Sequence[str] = ()) -> dict[str, str]:
+    """The query parameters of a list, by name. Raises Problem for one that is not `known`, that is there twice, or of
+    which nothing can be true: that would be a whole list, or an empty one, to somebody who asked for something else."""
+    asked = request.query_params
+    for name, text in asked.multi_items():
+        line = ""
+        if name not in known:
+            line = f"points are filtered by {', '.join(known)}" if known else "this list has no filters"
+        elif len(asked.getlist(name)) > 1:
+            line = "is there twice: give one"
+        elif name in WHOLE and text and not re.fullmatch("[0-9]{1,9}", text):
+            line = f"give a whole number, not {quoted(text)}"
+        if line:
+            raise Problem(400, "filter", "Not a filter", one_line(f"{name}: {line}"))
+    return dict(asked)
+
+
 def _says(value: object, text: str) -> bool:
+    if isinstance(value, int) and text:
+        return value == int(text)
     return ("" if value is None else str(value)).casefold() == text.casefold()
 
 
@@ -339,12 +361,15 @@ def description() -> dict[str, Any]:
     entries["properties"] = {"count": {"type": "integer"}, "items": {"type": "array", "items": {"type": "object"}}}
     for name, endpoint in LISTS.items():
         about = (endpoint.__doc__ or "").strip()
-        filters = [{"name": key, "in": "query", "schema": {"type": "string"}} for key in Deployment._fields]
+        fields = [
+            {"name": key, "in": "query", "schema": {"type": "integer" if key in WHOLE else "string"}}
+            for key in Deployment._fields
+        ]
         paths[f"/{name}"] = {
             "get": {
                 "operationId": name,
                 "summary": about.partition("\n")[0],
-                "parameters": filters if name == "points" else [],
+                "parameters": fields if name == "points" else [],
                 "responses": {"200": _ok("The list.", entries), **_problems("400", "401", "503")},
             }
         }

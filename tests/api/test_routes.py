@@ -122,6 +122,27 @@ def test_a_shipped_table_that_is_imported_too_counts_once(tmp_path: Path, monkey
     assert len(shipped) > 10 and api.measured() == shipped
 
 
+@pytest.mark.parametrize(
+    ("query", "line"),
+    [
+        ("points?tp=abc", "tp: give a whole number, not 'abc'"),
+        ("points?max_batch_size=1.5", "max_batch_size: give a whole number, not '1.5'"),
+        ("points?tp=1&tp=2", "tp: is there twice: give one"),
+        ("deployments?model=none", "model: this list has no filters"),
+        ("gpus?name=h200_sxm", "name: this list has no filters"),
+        ("models?x", "x: this list has no filters"),
+    ],
+)
+def test_a_filter_of_which_nothing_can_be_true_is_refused(address: str, query: str, line: str) -> None:
+    """It would be a whole list, or an empty one, to somebody who asked for something else."""
+    assert problem(requests.get(f"{address}/{query}", timeout=60)) == (400, "filter", line)
+
+
+def test_a_whole_number_is_itself_however_it_is_written(address: str) -> None:
+    one, also = (requests.get(f"{address}/points", {"tp": text}, timeout=60).json() for text in ("1", "01"))
+    assert one == also and {each["tp"] for each in one["items"]} == {1}
+
+
 @pytest.mark.parametrize(("path", "status"), [("points?colour=red", 400), ("nothing", 404), ("", 404), ("plan", 405)])
 def test_other_paths_are_no_answers(address: str, path: str, status: int) -> None:
     assert requests.get(f"{address}/{path}", timeout=60).status_code == status

@@ -69,6 +69,12 @@ def test_every_variable_for_operators_is_on_the_page() -> None:
     assert named <= set(re.findall(r"SIZING_[A-Z_]+", DOC.read_text()))
 
 
+def test_every_variable_that_the_service_reads_is_on_the_page_and_in_the_example() -> None:
+    read = {name for file in CODE for name in re.findall(r'"(SIZING_[A-Z_]+)"', file.read_text())}
+    for path in (DOC, ROOT / "deploy" / "environment.example"):
+        assert read - set(re.findall(r"SIZING_[A-Z_]+", path.read_text())) == set()
+
+
 def test_the_image_is_pinned_small_and_not_root() -> None:
     told = instructions()
     bases = {words.split()[0] for name, words in told if name == "FROM"}

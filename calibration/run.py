@@ -19,7 +19,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from calibration.errors import CalibrationError, Cancelled, ClientLimitedError, NothingAnswered, PlanError, StoreError
+from calibration.errors import (
+    CalibrationError,
+    Cancelled,
+    ClientLimitedError,
+    NothingAnswered,
+    PlanError,
+    ServerError,
+    StoreError,
+)
 from calibration.levels import Pace, job_of, order_of
 from calibration.load import system
 from calibration.load.loops import Job, ask
@@ -302,7 +310,10 @@ class Sweep:
             with suppress(StoreError):
                 self._store.finish_run(self.run_id, "interrupted")
             raise
-        except CalibrationError as error:
+        except CalibrationError as raised:
+            error = raised
+            if raised.key == "server.url":  # which is correct: the server answered there before the run began
+                error = ServerError(f"{self.target.plan.server.url}: the server stopped answering")
             state: Ending = "interrupted" if isinstance(error, Cancelled) else "failed"
             with suppress(StoreError):  # the store itself may have failed: `error` says so
                 self._store.finish_run(self.run_id, state, str(error))

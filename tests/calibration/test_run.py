@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -286,14 +287,17 @@ def test_losing_the_server_keeps_the_points_and_says_how_to_go_on(store: Store) 
     assert lost.error
 
 
-def test_an_error_within_a_run_names_the_option_of_a_user_who_wrote_no_plan(store: Store) -> None:
+def test_a_server_that_is_lost_between_two_levels_was_at_the_plan_s_url(store: Store) -> None:
     class Ending(Listener):
         def measured(self, level: Level, found: Measurement) -> None:
             server.close()
 
-    with ExitStack() as server, pytest.raises(ServerError, match=r"server.url in the plan; .*resume 1") as lost:
-        run(plan(server.enter_context(subprocess_server(FAST))), store, Ending())
-    assert "correct --url; points are kept" in str(lost.value.named({"server.url": "--url"}))
+    with ExitStack() as server:
+        url = server.enter_context(subprocess_server(FAST))
+        said = f"{url}: the server stopped answering; points are kept; continue with: python -m calibration resume 1"
+        with pytest.raises(ServerError, match=f"^{re.escape(said)}$"):
+            run(plan(url), store, Ending())
+    assert store.run(1).error == f"{url}: the server stopped answering"
 
 
 def test_a_run_that_ends_before_its_first_point_keeps_none(store: Store) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from sizing.engine import Replica
-from sizing.errors import CatalogueError, ScenarioError, YamlError, first_fault, quoted
+from sizing.errors import LONGEST_QUOTE, CatalogueError, ScenarioError, YamlError, first_fault, quoted
 from sizing.files import read_yaml, resource
 from sizing.workload import Lengths
 
@@ -43,6 +43,8 @@ _SPELLINGS: Mapping[str, Precision] = MappingProxyType(
 """Other names of precisions; weights in FP16 take as many bytes and as long as in BF16."""
 CATALOG = resource("data/catalog")
 NEAREST = 3
+ALIKE = 0.6
+"""Share of the letters that names have in common, in order, from which they are taken for a slip (difflib's own)."""
 CONTEXT = 4096
 """Tokens over which windows and states of fixed size are spread, in `Model.kv_values_per_token`."""
 
@@ -296,7 +298,7 @@ def _find(what: str, name: str, known: Mapping[str, _Entry], alike: Callable[[st
     if re.search(rf"\({OWN} [0-9a-f]{{8}}\)$", name):
         raise CatalogueError(f"unknown {what} {name!r}: give its {OWN} again, which no link or file carries")
     near = nearest(name, known)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(list(known)[:12])} ..."
+    hint = f"did you mean {_or(near)}?" if near else f"known: {', '.join(list(known)[:12])} ..."
     raise CatalogueError(f"unknown {what} {name!r}: {hint}")
 
 
@@ -305,13 +307,21 @@ def _last(key: str) -> str:
 
 
 def nearest(name: str, known: Mapping[str, object]) -> list[str]:
-    """Up to three known names like `name`: those that contain it or that it contains, else the nearest in spelling."""
-    wanted = _last(name.strip())
-    inside = [key for key in known if len(wanted) > 1 and (wanted in key.casefold() or _last(key) in wanted)]
-    if inside:
-        return inside[:NEAREST]
-    by_last = {_last(key): key for key in known}
-    return [by_last[match] for match in difflib.get_close_matches(wanted, by_last, n=NEAREST, cutoff=0.5)]
+    """Up to three known names like `name`, the nearest in spelling first: of those that contain it or that it contains,
+    else of all. A GPU is as near as what is before its form: ``h300`` is like ``h100_sxm``."""
+    wanted = _last(name.strip())[:LONGEST_QUOTE]
+    parts = {key: {_last(key), key.casefold().partition("_")[0] if "/" not in key else _last(key)} for key in known}
+    near = {key: max(difflib.SequenceMatcher(None, part, wanted).ratio() for part in parts[key]) for key in known}
+    inside = [
+        key
+        for key in known
+        if len(wanted) > 1 and (wanted in key.casefold() or any(map(wanted.__contains__, parts[key])))
+    ]
+    return sorted(inside or [key for key in known if near[key] >= ALIKE], key=near.__getitem__, reverse=True)[:NEAREST]
+
+
+def _or(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def read(path: Path, kind: type[_Entry]) -> Mapping[str, _Entry]:

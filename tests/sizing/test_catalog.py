@@ -138,6 +138,9 @@ def test_no_two_models_are_siblings() -> None:
     [
         (catalog.gpu, "h200", "did you mean h200_sxm?"),
         (catalog.gpu, "h10_sxm", "h100_sxm"),
+        (catalog.gpu, "h300", "did you mean h100_sxm, h200_sxm or "),
+        (catalog.gpu, "a1000", "did you mean a100_sxm, a100_pcie or a10?"),
+        (catalog.gpu, "gb30", "did you mean gb300?"),
         (catalog.model, "Llama-3.1-8", "did you mean meta-llama/Meta-Llama-3.1-8B?"),
         (catalog.model, "Qwen/Qwen3-23B", "Qwen/Qwen3-32B"),
         (catalog.model, "qqqq", "known: "),

@@ -1050,11 +1050,12 @@ CAUTIONS: dict[CautionKind, str] = {
     ),
     "refuted_kv_tokens": (
         "the points say that the KV cache holds {told:,} tokens, but their requests held {held:,.0f} at once, by "
-        "Little's law: that size is not used; were they measured on several replicas (--replicas), or is it one rank's?"
+        "Little's law: that size is not used; were they measured on several replicas (--points-replicas), or is it one "
+        "rank's?"
     ),
     "refuted_slots": (
         "the points say that at most {told:,} sequences run at once, but {decoding:,.0f} did, by Little's law: that "
-        "limit is not used; were they measured on several replicas (--replicas), or is it one rank's?"
+        "limit is not used; were they measured on several replicas (--points-replicas), or is it one rank's?"
     ),
     "unknown_kv_tokens": (
         "the size of the KV cache is not known, so no request waits for memory; requests as long as these, "
@@ -1085,7 +1086,7 @@ CAUTIONS: dict[CautionKind, str] = {
     ),
     "fitted_lookahead": (
         "{engine} fixes iterations ahead by its defaults; the points are explained better without, so the fit takes it "
-        "to be off: give --lookahead-steps if you know it"
+        "to be off: give lookahead_steps of the points if you know it"
     ),
     "fitted_unread": (
         "a single sequence runs faster than batches explain: {unread:%} of the weights' time is saved there"
@@ -1133,7 +1134,7 @@ CAUTIONS: dict[CautionKind, str] = {
 LIKELY = {
     "memory": (
         "memory or a limit on the batch: at {load} (ISL {isl:,g}, OSL {osl:,g}) only {decoding:,.0f} requests decoded "
-        "at once; give the size of the KV cache (--kv-tokens) and max_batch_size"
+        "at once; give kv_tokens and max_batch_size of the points"
     ),
     "level": (
         "a fault at {load} (ISL {isl:,g}, OSL {osl:,g}), which stands apart from the other levels: measure it again"

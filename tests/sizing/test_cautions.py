@@ -1,18 +1,31 @@
 """Cautions: every kind has its words, and the words carry the figures."""
 
 import math
+import re
 from typing import get_args
 
+import click
 import pytest
 
+from sizing.cli import cli
 from sizing.explain import beyond_context
 from sizing.prediction import Caution, CautionKind
-from sizing.text import CAUTIONS, NOT_MODELLED, caution
+from sizing.text import CAUTIONS, LIKELY, NOT_MODELLED, caution
 from sizing.workload import Lengths
 
 
 def test_every_kind_has_words_and_no_words_are_left_over() -> None:
     assert set(CAUTIONS) == set(get_args(CautionKind))
+
+
+@pytest.mark.parametrize("name", ["plan", "capacity", "share", "whatif", "predict", "fit"])
+def test_options_in_words_are_those_of_the_command_that_prints_them(name: str) -> None:
+    """Each of these commands fits points, and says what the fit found; `fit --option` and a server's are of others."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    options = {option for parameter in command.params for option in parameter.opts}
+    words = " ".join((*CAUTIONS.values(), *LIKELY.values()))
+    assert set(re.findall(r"(?<!fit )--[a-z-]+", words)) - {"--api-server-count"} <= options
 
 
 @pytest.mark.parametrize(

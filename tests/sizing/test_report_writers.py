@@ -251,7 +251,7 @@ MEMORY |= {"load": "concurrency 250", "isl": 7000.0, "osl": 1000.0, "decoding": 
 @pytest.mark.parametrize("suffix", ["html", "pdf", "xlsx"])
 def test_no_sentence_of_the_program_is_cut(suffix: str) -> None:
     said = caution(Caution("poor_fit", MEMORY))
-    assert said.endswith("give the size of the KV cache (--kv-tokens) and max_batch_size")
+    assert said.endswith("give kv_tokens and max_batch_size of the points")
     left = dataclasses.replace(refusal().left_out[0], why=said)
     found = dataclasses.replace(report(), warnings=(said,), remarks=(said,), assumptions=(said,), left_out=(left,))
     for each in (found, dataclasses.replace(refusal(), reason=said)):

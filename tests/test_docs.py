@@ -36,9 +36,11 @@ from contextlib import chdir, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from runpy import run_module, run_path
+from typing import Any
 
 import pytest
 
+import sizing
 from calibration.plan import parse_plan
 from sizing.report.build import cells as table_cells
 from validation.evidence.page import ABOUT
@@ -358,6 +360,24 @@ def test_the_summary_of_the_evidence_says_what_the_table_says() -> None:
     medians = sorted((row[4] for row in carried), key=lambda share: float(share.removesuffix(" %")))
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"were off by {medians[0].removesuffix(' %')} to {medians[-1]} in the median" in readme
+
+
+def test_the_walk_through_the_planner_has_the_figures_of_its_plan() -> None:
+    """`docs/architecture.md` follows the question of examples/library.py: its sentences say what that plan has."""
+    question: dict[str, Any] = {"rate": 20.0, "isl": 2000, "osl": 256, "ttft": "p95:1s", "itl": "p95:30ms"}
+    plan = sizing.plan("Qwen/Qwen3-32B", gpus="h200_sxm", precisions="bf16", **question)
+    best, law = plan.answer, plan.answer.candidate.replica.law
+    fewest = {str(fleet.candidate.layout): fleet.gpus for fleet in reversed(plan.fleets)}
+    planned = f"{best.requests_per_s_per_replica:.2f}"
+    told = " ".join((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split())
+    for sentence in (
+        f"On {best.candidate.layout} an iteration reads the weights in {1e3 * law.weights_s:.1f} ms.",
+        f"{best.capacity_per_s:.2f} requests/s on {best.candidate.layout}.",
+        f"planned at {planned} requests/s; 20 ÷ {planned} = {20 / float(planned):.2f}, so {best.working} working",
+        f"TP4 needs {fewest['TP4']} GPUs, TP8 {fewest['TP8']}, TP1 {fewest['TP1']}.",
+        f"{best.gpus_low} to {best.gpus_high} GPUs with 90 % confidence.",
+    ):
+        assert sentence in told, sentence
 
 
 def test_the_accuracy_page_is_written_by_its_command() -> None:

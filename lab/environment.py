@@ -20,6 +20,8 @@ from calibration.errors import ServerError
 from sizing.files import IMPORTED_FROM, INSTALLED, written
 
 PROJECT = IMPORTED_FROM
+OURS = ("lab", "calibration", "sizing")
+"""The packages of this project that the servers' programs import."""
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 Say = Callable[[str], None]
@@ -99,7 +101,7 @@ def import_folder(environment: Environment) -> Path:
         return PROJECT
     folder = environment.folder / "imports"
     folder.mkdir(exist_ok=True)
-    for name in ("lab", "calibration", "sizing"):
+    for name in OURS:
         new = folder / f"{name}.{os.getpid()}"
         new.symlink_to(IMPORTED_FROM / name)
         new.replace(folder / name)

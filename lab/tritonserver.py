@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from rich.console import Console
 
 from calibration.errors import ServerError
-from lab.environment import PYTHON_VERSION, Environment
+from lab.environment import OURS, PROJECT, PYTHON_VERSION, Environment
 from lab.life import HOST, Server, free_port, on_other_cores
 
 SUPPORTED = ((3, 11), (3, 12))
@@ -128,7 +128,10 @@ def spawn(
 
 
 def _lay_out_backend(server: Path, backends: Path) -> Path:
-    """The Python backend with the stub of this Python version, where tritonserver looks for it."""
+    """The Python backend with the stub of this Python version, where tritonserver looks for it.
+
+    Beside it lie links to our packages: a stub, whose Python ignores PYTHONPATH, imports from this folder.
+    """
     stub = server / "python_backend_stubs" / PYTHON_VERSION / "triton_python_backend_stub"
     if not stub.exists():
         raise ServerError(f"Triton's wheel has no Python backend for Python {PYTHON_VERSION}: use 3.11 or 3.12")
@@ -138,6 +141,8 @@ def _lay_out_backend(server: Path, backends: Path) -> Path:
         shutil.copy(server / "backends" / "python" / name, target)
     shutil.copy(stub, target)
     (target / stub.name).chmod(0o755)
+    for name in OURS:
+        (target / name).symlink_to(PROJECT / name)
     return backends
 
 

@@ -15,14 +15,14 @@ from lab.reference.settings import Settings
 from tests.calibration.serving import FREE_PORTS, PROMPT, SERVE, WITHIN_S, http, until
 
 
-def started(*options: str, **variables: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+def started(*options: str, folder: Path = PROJECT, **variables: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
     """A serving process, and what its READY line says."""
     process = subprocess.Popen(
         [*SERVE, *FREE_PORTS, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=PROJECT,
+        cwd=folder,
         env={**os.environ, **variables},
     )
     assert process.stdout is not None
@@ -55,8 +55,8 @@ def all_gone(pids: set[int]) -> bool:
 
 
 @pytest.mark.triton
-def test_serve_stops_on_sigterm_and_leaves_nothing_running() -> None:
-    process, urls = started("--batching", "static")
+def test_serve_starts_in_any_folder_and_stops_on_sigterm_leaving_nothing_running(tmp_path: Path) -> None:
+    process, urls = started("--batching", "static", folder=tmp_path, PYTHONPATH=str(PROJECT))
     below = processes_below(process.pid)
     assert len(below) >= 4  # the server and three stubs
     config = http(f"{urls['http']}/v2/models/tensorrt_llm/config")

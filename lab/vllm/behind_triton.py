@@ -49,10 +49,8 @@ class VllmBehindTriton(TritonServer[BehindTriton]):
         (version / "model.json").write_text(json.dumps(arguments(self.settings, self.tokenizer)))
         (version.parent / "config.pbtxt").write_text(CONFIG)
         backend = work / "backends" / "vllm"
-        backend.mkdir(parents=True)
+        shutil.copytree(PACED, backend)  # the stub imports from its backend's folder, and ignores PYTHONPATH
         shutil.copyfile(Path(__file__).with_name("triton_backend.py"), backend / "model.py")
-        given = variables(self.settings, work) | {
-            "PATH": f"{ready.venv / 'bin'}:{os.environ.get('PATH', '')}",
-            "PYTHONPATH": f"{ready.site_packages}:{PACED}",
-        }
+        path = f"{ready.venv / 'bin'}:{os.environ.get('PATH', '')}"
+        given = variables(self.settings, work) | {"PATH": path}
         return spawn(triton, self.settings, version.parent.parent, work, self.log, given)

@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,14 @@ from lab.environment import ensure
 from lab.reference.server import TRITON
 from lab.vllm.behind_triton import VllmBehindTriton
 from lab.vllm.server import RECIPE
+from sizing import catalog
+from sizing.catalog import Layout
+from sizing.estimate import kernels
 from tests.calibration.serving import FREE_PORTS, SERVE, WITHIN_S, until
 from tests.calibration.test_serve_life import all_gone, processes_below
 
 SIZES = "--hidden 256 --layers 2 --heads 4 --kv-heads 2 --max-sequence-tokens 256 --kv-tokens 1024 --token-budget 256"
-BEHIND_TRITON = [*SERVE, "--engine", "vllm", "--behind", "triton", *FREE_PORTS, *SIZES.split()]
+BEHIND_TRITON = [*SERVE, "--engine", "vllm", "--behind", "triton", *FREE_PORTS]
 real = [pytest.mark.vllm, pytest.mark.triton, pytest.mark.timeout(600)]
 
 
@@ -62,15 +67,21 @@ class Serving:
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """The server that this file shares, until the last test ends it; skipped only where an environment is missing."""
+    """The server that this file shares, until the last test ends it."""
+    with started(tmp_path_factory.mktemp("serving"), *SIZES.split()) as server:
+        yield server
+
+
+@contextmanager
+def started(folder: Path, *options: str) -> Iterator[Serving]:
+    """A server with these options; skipped only where an environment is missing."""
     try:
         ensure(VllmBehindTriton.recipe)
         ensure(TRITON)
     except ServerError as error:
         pytest.skip(f"the environments cannot be made here: {error}")
-    folder = tmp_path_factory.mktemp("serving")
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(BEHIND_TRITON, **pipes, env={**os.environ, "TMPDIR": str(folder)}) as process:
+    with subprocess.Popen([*BEHIND_TRITON, *options], **pipes, env={**os.environ, "TMPDIR": str(folder)}) as process:
         try:
             line = process.stdout.readline().split() if process.stdout else []
             assert line[:1] == ["READY"], process.communicate()[1]
@@ -163,6 +174,18 @@ def test_it_dies_with_its_parent(serving: Serving) -> None:
     serving.process.kill()
     serving.process.wait()
     until(lambda: all_gone(below))
+
+
+@marked
+@pytest.mark.skipif(not kernels.available(), reason=kernels.MISSING)
+def test_it_keeps_the_pace_of_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each token of one user takes a decode step of the kernels, at least."""
+    engine = kernels.open_engine(catalog.model("Qwen/Qwen3-32B"), "h100_sxm", "vllm", Layout(2), "bf16")
+    with started(tmp_path_factory.mktemp("paced"), "--pace", "Qwen/Qwen3-32B,h100_sxm,2,bf16") as paced:
+        begun = time.monotonic()
+        answer = paced.generate("bama", '{"max_tokens": 65, "ignore_eos": true}', return_num_output_tokens=True)
+        took_s = time.monotonic() - begun
+    assert answer["num_output_tokens"] == 65 and took_s >= 64 * engine.decode_s(1, 32)
 
 
 @marked

@@ -180,4 +180,16 @@ def test_the_table_has_a_row_for_every_point(curves: Callable[[], AppTest], stor
 def test_why_the_requests_of_an_only_level_are_not_compared_is_true_of_it() -> None:
     """They were neither offered nor of the whole run: one user's, in a window."""
     alone = replace(point(1, model="Qwen/Qwen3-8B"), engine="vllm", precision="bf16", protocol="staggered")
-    assert "or of the only level" in rates_within(fit([alone]).errors)
+    assert "or of the only level" in rates_within(fit([alone]))
+
+
+def test_how_far_requests_per_s_are_off_is_said_of_the_points_compared(
+    curves: Callable[[], AppTest], store: Store
+) -> None:
+    """Six closed loops, one of them distrusted, and two offered rates, which no law can miss: five are compared."""
+    points = [point(n) for n in LEVELS]
+    wrong = replace(points[3], requests_per_s=2 * points[3].requests_per_s)
+    offered = [replace(point(n), load_kind="poisson_rate", load_value=point(n).requests_per_s) for n in (2, 8)]
+    keep(store, [*points[:3], wrong, *points[4:], *offered])
+    said = text_of("\n".join(part.value for part in curves().caption))
+    assert "at 5 points where it can be compared (1 distrusted)" in said

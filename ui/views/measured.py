@@ -125,7 +125,7 @@ def _fit_line(fitted: Fit | str) -> None:
     )
     st.caption(
         f":material/show_chart: Line: the law fitted to all {len(fitted.errors)} points of this deployment. "
-        f"{sentence_case(rates_within(fitted.errors))}{unseen}."
+        f"{sentence_case(rates_within(fitted))}{unseen}."
     )
     for warning in cautions(fitted.warnings):
         st.caption(f":material/warning: {plain(sentence_case(warning))}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 
 import pandas as pd
@@ -74,9 +74,6 @@ def _law(trial: FittedPoints, key: str) -> None:
 
 def _verdict(fitted: Fit) -> str:
     """How well the law gives the points back, in a sentence."""
-    odd = {distrust.point for distrust in fitted.distrusted}
-    trusted = [error for error in fitted.errors if error.point not in odd]
-    every = f"{len(trusted)} of them ({len(odd)} distrusted)" if odd else "every point"
     unseen = (
         f", median error {percent(fitted.leave_one_out, 1)} at points left out"
         if isfinite(fitted.leave_one_out)
@@ -90,17 +87,21 @@ def _verdict(fitted: Fit) -> str:
     else:
         fits = "the law fits"
     return (
-        f"Fitted to {several(len(fitted.errors))}: {rates_within(trusted, every)}{unseen}. "
+        f"Fitted to {several(len(fitted.errors))}: {rates_within(fitted)}{unseen}. "
         f"χ² per point {significant(chi2)} (1 is perfect, above 2 poor): {fits}."
     )
 
 
-def rates_within(errors: Iterable[PointError], where: str = "every point") -> str:
-    """How far the law's requests/s are off at most; those offered, or of a whole run, are not compared, nor those of
-    the only level, which say no more than its TTFT and ITL."""
-    off = [abs(error.requests_per_s_error) for error in errors if isfinite(error.requests_per_s_error)]
+def rates_within(fitted: Fit) -> str:
+    """How far the law's requests/s are off at most, and at how many points, distrusted ones aside; those offered, or of
+    a whole run, are not compared, nor those of the only level, which say no more than its TTFT and ITL."""
+    odd = {distrust.point for distrust in fitted.distrusted}
+    trusted = [error.requests_per_s_error for error in fitted.errors if error.point not in odd]
+    off = [abs(error) for error in trusted if isfinite(error)]
+    aside = f" ({len(odd)} distrusted)" if odd else ""
     if not off:
-        return "requests/s not compared, being those offered, of the whole run or of the only level"
+        return f"requests/s not compared, being those offered, of the whole run or of the only level{aside}"
+    where = "every point" if len(off) == len(fitted.errors) else f"{several(len(off))} where it can be compared{aside}"
     return f"requests/s within {percent(max(off), 1)} at {where}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -85,6 +86,22 @@ def test_a_wide_range_of_concurrency_has_its_ticks_where_it_was_measured() -> No
     assert figure.layout.xaxis.type == "log" and set(figure.layout.xaxis.tickvals) == set(levels)
     assert len(figure.data) == 1 and figure.data[0].y[-1] is None
     assert "1 at 1" in alt and "6 at 16" in alt
+
+
+def test_ticks_at_measured_values_keep_clear_of_each_other() -> None:
+    """Of times that crowd at one end: on an axis of 250 pixels, labels 30 pixels wide."""
+    times = [4.93, 5.2, 5.5, 6.1, 7.33, 8.0, 8.86, 10.2, 13.9, 24.6, 300.0]
+    chart = measured_and_law("ITL", "Time", [ComparedSeries("mean", times, times, [])], LIGHT)
+    ticks = [math.log10(tick) for tick in chart.figure.layout.xaxis.tickvals]
+    nearest = min(after - before for before, after in pairwise(ticks))
+    assert len(ticks) > 2 and 250 * nearest / math.log10(300 / 4.93) > 30
+
+
+def test_a_logarithmic_axis_within_two_decades_can_be_read() -> None:
+    """Of 67 to 3,700 ms, 100 and 1,000 alone would be named."""
+    limit = Limit("ttft", 95, 2.6)
+    axis = latency_against_load(curve(0.1, 0.2, 0.4), fleet(0.2, limit), limit, 0.2, LIGHT).figure.layout.yaxis
+    assert axis.type == "log" and axis.dtick == "D2" and axis.tickformat
 
 
 SIZES = FleetSizes((0.0, 2.0, 4.0), (2, 3, 4), (2, 2, 3), (2, 4, 6))

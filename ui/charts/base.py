@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -161,6 +162,8 @@ DASHES = ("solid", "dash", "dot")
 """Of lines, likewise."""
 LOG_FROM = 20.0
 """A range of values this wide is drawn on a logarithmic axis."""
+MANY_DECADES = 300.0
+"""A range of values this wide has a tick for each decade alone."""
 SMALL = 11
 """Size of the labels inside a chart, in pixels."""
 
@@ -189,13 +192,25 @@ AT_THE_TOP = {"y": 1, "yanchor": "top", "pad": {"t": 2}}
 
 
 def wide_axis(update: Callable[..., object], values: Sequence[float], most_ticks: int) -> None:
-    """A linear axis from zero; logarithmic, with ticks at measured values, once they span a wide range."""
+    """A linear axis from zero; logarithmic, with ticks at measured values, once they span a wide range.
+
+    Ticks are as far apart as `most_ticks` in equal ratios are, or their labels would lie on each other.
+    """
     positive = sorted({value for value in values if value > 0})
     if not positive or positive[-1] / positive[0] <= LOG_FROM:
         update(rangemode="tozero")
         return
-    ticks = positive[:: -(-len(positive) // most_ticks)]
+    apart = 0.999 * (positive[-1] / positive[0]) ** (1 / most_ticks)
+    ticks = positive[:1]
+    for value in positive:
+        ticks += [value] if value >= apart * ticks[-1] else []
     update(type="log", tickvals=ticks, ticktext=list(map(significant, ticks)), minor={"showgrid": False})
+
+
+def log_axis(update: Callable[..., object], low: float, high: float) -> None:
+    """A logarithmic axis from `low` to `high`: with ticks at 2 and 5 too, unless decades alone are many."""
+    dtick = 1 if high / low > MANY_DECADES else "D2"
+    update(type="log", range=[math.log10(low), math.log10(high)], dtick=dtick, tickformat=",~g")
 
 
 def legend_above(figure: Plot, order: str = "normal") -> None:

@@ -12,6 +12,7 @@ from sizing.numbers import count_of, per_second, percent, significant
 from ui.charts.base import (
     DASHES,
     LOG_FROM,
+    MANY_DECADES,
     SYMBOLS,
     Chart,
     Ink,
@@ -117,8 +118,6 @@ def _day_in_words(daily: Daily) -> str:
     )
 
 
-WIDE = 1000.0
-"""A range of values this wide has a line for each power of ten alone."""
 CONTOUR_DASHES = ("dash", "solid", "dot", "dashdot", "longdash")
 
 
@@ -152,7 +151,7 @@ def requests_over_lengths(cells: Sequence[LengthCell], isl: float, osl: float, i
 
 def _rate_axis(figure: Plot, values: Sequence[float]) -> None:
     if values and max(values) / min(values) > LOG_FROM:
-        few = max(values) / min(values) > WIDE
+        few = max(values) / min(values) > MANY_DECADES
         figure.update_yaxes(type="log", dtick=1 if few else "D2", tickformat=",~g")
     else:
         figure.update_yaxes(rangemode="tozero")

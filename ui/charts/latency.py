@@ -23,6 +23,7 @@ from ui.charts.base import (
     Plot,
     figure_of,
     legend_above,
+    log_axis,
     note,
     patterned,
     planned_point,
@@ -77,7 +78,7 @@ def _limited_axis(figure: Plot, values: Sequence[float], limit: float, measured:
     low = min([*values, *measured])
     top = max([limit * (1.5 if max(values) > limit else 1.2), *(1.1 * value for value in measured)])
     if top / low > LOG_FROM:
-        figure.update_yaxes(type="log", range=[math.log10(low / 1.5), math.log10(top * 1.2)], dtick=1)
+        log_axis(figure.update_yaxes, low / 1.5, top * 1.2)
         return True
     figure.update_yaxes(range=[0, top], rangemode="tozero")
     return False

@@ -17,7 +17,7 @@ from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.numbers import count_of, milliseconds, percent, significant
 from sizing.trace import HOUR_S, Hour, Trace, busiest_hour
 from sizing.workload import Limit
-from ui.charts.base import DASHES, LOG_FROM, Chart, Ink, Plot, figure_of, legend_above, note, planned_point
+from ui.charts.base import DASHES, LOG_FROM, Chart, Ink, Plot, figure_of, legend_above, log_axis, note, planned_point
 from ui.charts.latency import mark_limit, time_unit
 from ui.words import UNIT, limit_name
 
@@ -132,7 +132,7 @@ def limit_by_hour(found: TracePlan, limit: Limit, ink: Ink) -> Chart:
     figure.update_traces(hovertemplate="%{x}<br>%{y:.4g} " + unit + "<extra></extra>")
     top = max([*known, allowed])
     if log:
-        figure.update_yaxes(type="log", range=[math.log10(min(known) / 1.5), math.log10(2 * top)], dtick=1)
+        log_axis(figure.update_yaxes, min(known) / 1.5, 2 * top)
     else:
         figure.update_yaxes(range=[0, 1.25 * top])
     mark_limit(figure, allowed, limit, log, ink)
@@ -209,7 +209,7 @@ def later_ttft_over_load(found: SessionPlan, ink: Ink) -> Chart:
     log = max(known + allowed, default=1.0) > LOG_FROM * min(known, default=1.0)
     if log:
         low, high = min(known + allowed), max(known + allowed)
-        figure.update_yaxes(type="log", range=[math.log10(low / 1.5), math.log10(2 * high)], dtick=1)
+        log_axis(figure.update_yaxes, low / 1.5, 2 * high)
     else:
         figure.update_yaxes(range=[0, 1.2 * max(known + allowed, default=1.0)])
     if limit:

@@ -66,6 +66,14 @@ def test_the_preview_is_the_planner_s_answer(at_report: Open, plan: Plan) -> Non
         assert cells[1:3] == [milliseconds(limit.limit_s), milliseconds(plan.answer.predicted.value_s(limit))]
 
 
+def test_the_contents_keep_the_spelling_of_names_and_count_in_words(at_report: Open, plan: Plan) -> None:
+    told = shown(at_report(replace(ONE, ttft=None)))
+    assert "**Will it hold?** · SLA at the planned load (1 row)" in told
+    assert "**Sensitivity** · GPUs if one input changes (" in told
+    assert "**Latency against load** · 1 chart" in told
+    assert f"**Left out** · {len(plan.rejected)} rows" in told
+
+
 def test_four_files_are_offered_and_made_only_when_asked_for(at_report: Open) -> None:
     found = buttons(at_report())
     assert [each.label for each in found] == [f"Download {name}" for name in ("PDF", "HTML", "XLSX", "JSON")]  # type: ignore[attr-defined]

@@ -6,9 +6,10 @@ import time
 import pandas as pd
 import streamlit as st
 
+from sizing.numbers import count_of
 from sizing.report import tables
 from sizing.report.model import Report, question_digest
-from sizing.report.sections import sections
+from sizing.report.sections import Section, sections
 from sizing.report.tables import Table, line
 from ui import answers
 from ui.scenario import Scenario
@@ -144,14 +145,16 @@ def _preview(found: Report) -> None:
         st.markdown("\n".join(f"- {plain(sentence_case(line(text)))}" for text in (*found.warnings, *found.remarks)))
     with st.expander("All sections"):
         for section in sections(found):
-            st.markdown(f"**{plain(section.title)}**: {plain(_contents(section.tables, len(section.bullets)))}")
+            st.markdown(f"**{plain(section.title)}** · {plain(_contents(section))}")
 
 
-def _contents(shown: tuple[Table, ...], bullets: int) -> str:
+def _contents(section: Section) -> str:
     """What a section holds, in a few words."""
-    rows = [f"{table.title.lower()} ({len(table.rows)} rows)" for table in shown]
-    # a section without tables or bullets holds a chart or plain text
-    return ", ".join([*rows, *([f"{bullets} lines"] if bullets else [])]) or "text"
+    counts = [(table.title, count_of(len(table.rows), "row")) for table in section.tables]
+    held = [rows if title == section.title else f"{title} ({rows})" for title, rows in counts]
+    lines = len(section.bullets) + sum(len(bullets) for _, bullets in section.lists)
+    held += [count_of(count, noun) for count, noun in ((len(section.charts), "chart"), (lines, "line")) if count]
+    return " · ".join(held) or "text"
 
 
 def _table(table: Table) -> None:

@@ -30,7 +30,7 @@ from calibration.metrics.verdict import ERROR_SHARE, answers, judge, lateness_s,
 from calibration.metrics.window import Sample, failed_inside, mean_in_flight, sample, within, wrong_inside
 from calibration.plan import Level
 from calibration.records import Load, Measurement
-from sizing.numbers import Floats, milliseconds, significant
+from sizing.numbers import Floats, count_of, milliseconds, significant
 from sizing.points import UNSAID, Deployment, Point, Scheduling, Start
 from sizing.workload import GAP_PERCENTILES, PERCENTILES, Tokens
 
@@ -219,9 +219,9 @@ def remarks(load: Load, level: Level, seen: Sample, known: Mapping[str, float]) 
         yield f"ended after {significant(load.duration_s)} s because more requests failed than were answered"
     if 0 < known["failed"] <= ERROR_SHARE * (known["failed"] + seen.completed):
         first = load.log.error[int(np.argmax(failed_inside(load)))]
-        yield f"{known['failed']:.0f} requests failed, the first with: {first}"
+        yield f"{count_of(int(known['failed']), 'request')} failed, the first with: {first}"
     if load.served and 0 < load.of_others <= others_allowed(load.served):
-        yield f"the server also answered {load.of_others} requests of other clients"
+        yield f"the server also answered {count_of(load.of_others, 'request')} of other clients"
     if known["tokens_per_chunk"] > TOKENS_PER_CHUNK:
         yield f"{known['tokens_per_chunk']:.2f} tokens per response: ITL is over the tokens after the first response"
     if level.value >= FEWEST_IN_STEP and known.get("clumping", 0.0) > IN_LOCKSTEP:

@@ -27,7 +27,7 @@ from calibration.metrics.precision import FEWEST_BATCHES, Answers, Mean, series,
 from calibration.metrics.window import Sample, answered, failed_inside, over_s, within, wrong_inside
 from calibration.plan import Level
 from calibration.records import Load
-from sizing.numbers import Floats, milliseconds, significant
+from sizing.numbers import Floats, count_of, milliseconds, significant
 from sizing.points import Verdict
 from sizing.stats import inflation, t_quantile
 
@@ -266,7 +266,8 @@ def _errors(load: Load, level: Level, sample: Sample) -> Iterator[str]:
     share = failed.sum() / (failed.sum() + sample.completed) if failed.any() else 0.0
     if share > ERROR_SHARE:
         first = load.log.error[int(np.argmax(failed))]
-        yield f"{failed.sum()} requests failed, {share:.1%}, more than {ERROR_SHARE:.0%}; the first with: {first}"
+        count = count_of(int(failed.sum()), "request")
+        yield f"{count} failed, {share:.1%}, more than {ERROR_SHARE:.0%}; the first with: {first}"
 
 
 def _wrong_lengths(load: Load, level: Level, sample: Sample) -> Iterator[str]:
@@ -316,8 +317,9 @@ def _little(load: Load, level: Level, sample: Sample) -> Iterator[str]:
         return
     plain, whole = little(load, level.value)
     if abs(whole - 1) > LITTLE_ALLOWED:
+        users = count_of(int(level.value), "user")
         yield (
-            f"completions/s x mean E2E is {plain:.3f} x the {level.value:g} users, {whole:.3f} if requests at the "
+            f"completions/s x mean E2E is {plain:.3f} x the {users}, {whole:.3f} if requests at the "
             f"window's edges count in part; it must be 1 ± {LITTLE_ALLOWED:g}"
         )
 

@@ -361,5 +361,5 @@ def _table(group: Sequence[Rejection], words: str) -> None:
         pd.DataFrame(rows, columns=["GPU", "Layout", "Precision", "Engine", "Why"]),
         hide_index=True,
         column_config={"Why": st.column_config.TextColumn(width="large")},
-        alt=f"Configurations that {words}, and why",
+        alt=f"Left out: {len(group)} {words}, and why",
     )

@@ -19,7 +19,7 @@ from ui import answers
 from ui.charts.base import Chart
 from ui.charts.fit import ComparedSeries, measured_and_law
 from ui.look import data_behind, ink, show
-from ui.views.runs import rates_within
+from ui.views.runs import rates_within, reasons
 from ui.visit import one_picked, visit
 from ui.words import plain, sentence_case
 
@@ -139,8 +139,7 @@ def _void(points: Sequence[Point]) -> None:
         for point in points:
             lengths = f"{point.isl:,g} in, {point.osl:,g} out"
             verdict = point.verdict.replace("_", "-")
-            reasons = point.notes.replace(f"{point.verdict}: ", "", 1)
-            st.caption(f"**{lengths}, {point.load_label}: {verdict}.** {plain(reasons)}")
+            st.caption(f"**{lengths}, {point.load_label}: {verdict}.** {plain(reasons(point))}")
 
 
 def _law(fitted: Fit | str) -> Mapping[Point, PointError]:

@@ -114,7 +114,7 @@ def _table(trial: FittedPoints) -> None:
     if trial.void:
         with st.expander(f"{len(trial.void)} void: kept, never fitted", icon=":material/block:"):
             for point in trial.void:
-                st.caption(f"**{plain(_level(point))}: {plain(_verdict_of(point))}.** {plain(point.notes)}")
+                st.caption(f"**{plain(_level(point))}: {plain(_verdict_of(point))}.** {plain(reasons(point))}")
 
 
 def _point_row(point: Point, error: PointError | None) -> dict[str, str]:
@@ -151,6 +151,11 @@ def _verdict_of(point: Point) -> str:
     """For people: steady, not judged, or void with its reason."""
     words = point.verdict.replace("_", " ")
     return f"void: {words}" if point.void else words or "not judged"
+
+
+def reasons(point: Point) -> str:
+    """The notes on a void point without the verdict that they begin with."""
+    return point.notes.removeprefix(f"{point.verdict}: ")
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -220,6 +220,7 @@ def test_errors_are_counted_and_kept_out_of_latencies() -> None:
     good, bad = timing(0.0, 0.5, [0.5]), timing(1.0, 0.1, [0.1], error="out of blocks")
     found = measured([good, bad], start_s=0.0, stop_s=2.0)
     assert (found.point.requests, found.point.errors, found.facts["failed"]) == (1, 1, 1)
+    assert "errors: 1 request failed, 50.0%" in found.point.notes
     assert found.point.e2e_mean_s == pytest.approx(1.0)
     assert "out of blocks" in found.point.notes
 

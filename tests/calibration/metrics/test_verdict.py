@@ -209,7 +209,10 @@ def test_requests_of_others_void_a_point_above_one_percent(each: int, others: in
     assert (told in reasons(shared, level(8))) == (expected == "shared")
     kept = measurement(shared, level(8), DEPLOYMENT, source="test")
     assert kept.point.void == (expected == "shared")
-    assert (f"answered {others} requests of other clients" in kept.point.notes) == (expected == "steady" and others > 0)
+    requests = "request" if others == 1 else "requests"
+    assert (f"answered {others} {requests} of other clients" in kept.point.notes) == (
+        expected == "steady" and others > 0
+    )
 
 
 def test_a_server_that_counts_fewer_than_were_sent_or_none_at_all_has_no_other_clients() -> None:

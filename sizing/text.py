@@ -1085,7 +1085,7 @@ CAUTIONS: dict[CautionKind, str] = {
         "another, fit --token-budget says what it makes of the points"
     ),
     "fitted_lookahead": (
-        "{engine} fixes iterations ahead by its defaults; the points are explained better without, so the fit takes it "
+        "by its defaults {engine} fixes iterations ahead; the points are explained better without, so the fit takes it "
         "to be off: give lookahead_steps of the points if you know it"
     ),
     "fitted_unread": (

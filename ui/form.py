@@ -359,7 +359,7 @@ def _take(key: str) -> None:
     try:
         found = own(parse(file.getvalue(), "config.json"))
     except CatalogueError as error:
-        now.config_refused = str(error)
+        now.config_refused = f"{file.name} was not accepted: {error}"  # a file too large may have come since
     else:
         now.own_models[found.id] = found
         state.model, state.precisions = found.id, []

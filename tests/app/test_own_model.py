@@ -18,7 +18,7 @@ DEEPER = LLAMA_8B | {"num_hidden_layers": 36}
 
 def uploaded(app: AppTest, content: bytes) -> AppTest:
     """The app after this file was given as config.json."""
-    app.sidebar.get("file_uploader")[0].set_value(("config.json", content, "application/json")).run()
+    app.sidebar.get("file_uploader")[0].set_value(("mine.json", content, "application/json")).run()
     assert not app.exception
     return app
 
@@ -62,7 +62,8 @@ def test_what_cannot_be_used_is_said_in_a_line_and_changes_nothing(opened: OPEN,
     app = opened()
     before = app.session_state.model
     uploaded(app, content)
-    assert [part in text_of(error.value) for error in app.sidebar.error] == [True]
+    (said,) = [text_of(error.value) for error in app.sidebar.error]
+    assert said.startswith("mine.json was not accepted: config.json") and part in said
     assert "\n" not in app.sidebar.error[0].value
     assert "<img" not in app.sidebar.error[0].value.replace("\\<", "")
     assert app.session_state.model == before

@@ -23,7 +23,7 @@ CautionKind = Literal[  # noqa: RUF041 - grouped by where they come from
     Literal["beyond_measured", "below_measured", "beyond_context", "near_floor", "front_end", "diluted"],  # of a fleet
     Literal["poor_fit", "distrusted_point"],  # of a fit
     Literal["fitted_kv_tokens", "estimated_kv_tokens", "fitted_slots", "fitted_budget"],
-    Literal["fitted_lookahead", "fitted_unread", "fitted_experts"],
+    Literal["fitted_lookahead", "fitted_unread", "fitted_experts", "fitted_dense"],
     Literal["refuted_kv_tokens", "refuted_slots", "unknown_kv_tokens", "no_ttft", "no_itl"],  # of what its points say
     Literal[
         "lockstep", "all_queued", "one_level", "few_points", "one_isl", "unmeasured_isl", "fell_behind", "unused_points"

@@ -1095,6 +1095,10 @@ CAUTIONS: dict[CautionKind, str] = {
         "few sequences run faster than a dense model explains: fitted as a mixture of experts that uses {used:%} of "
         "its experts for a token; name a model of the catalogue or give its --config, and its shape says so"
     ),
+    "fitted_dense": (
+        "the catalogue lacks {model}, so it was taken for a dense model: a mixture of experts carries more with more "
+        "users than were measured; name a model of the catalogue or give its --config, and its shape says so"
+    ),
     "lockstep": (
         "the points look like users who started together and stayed in lockstep, with equal lengths: engine overheads "
         "hide there; measure with lengths that vary, or start the users one after the other"

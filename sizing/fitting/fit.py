@@ -564,6 +564,8 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
             if law.has_experts
             else Caution("fitted_unread", {"unread": law.unread})
         )
+    elif not known.shape_known:
+        yield Caution("fitted_dense", {"model": points[0].model})
     if best.observed.protocol.at_once and any(point.lengths.fixed for point in points):
         yield Caution("lockstep")
     if best.observed.trace is None and of_one_level(points):

@@ -546,6 +546,8 @@ LAW_ERROR_ROUNDS = 3
 UNROUTED = (0.75, 0.875, 0.9375, 0.97, 0.985)
 """Shares of the experts that a token does not use, in MoE models that are served: 2 of 8, 4 of 32, 8 of 128 and 4 of
 128, 8 of 512. Searched for a model whose shape is not known; those between differ little."""
+USUALLY_UNROUTED = (0.9375, 0.875, 0.97)
+"""Those by which it is seen whether the points ask for experts at all."""
 EXPERTS_UNREAD, KERNEL_UNREAD, UNREAD_SD = 1.0, -1.0, 1.5
 """Logits of the unread share before the data, of an MoE model (0.73) and of an engine with a kernel of its own for
 single sequences (0.27), and their standard deviation."""
@@ -790,12 +792,17 @@ def perhaps(best: Trial, wider: Parameters | None, starts: int = 1) -> Trial:
 
 
 def with_unread(best: Trial, observed: Observed, known: Known) -> Trial:
-    """The same and a share of the weights that few tokens do not read, where points of one or two users are faster than
-    the law and that explains them far better: an engine with a kernel of its own for single sequences or, unless that
-    explains them far better, an MoE model, of which all is searched anew."""
-    if known.shape_known or not is_faster_alone(best):
+    """The same and a share of the weights that few tokens do not read, where the model's shape is not known: an MoE
+    model, of which all is searched anew, where that explains the points better than a dense one; an engine with a
+    kernel of its own for single sequences, where points of one user are faster than the law and that explains them far
+    better than either."""
+    if known.shape_known or of_one_level(observed.points):
         return best
-    kernel = perhaps(best, best.parameters.plus("unread", KERNEL_UNREAD, UNREAD_SD))
+    kernel = best
+    if is_faster_alone(best):
+        kernel = perhaps(best, best.parameters.plus("unread", KERNEL_UNREAD, UNREAD_SD))
+    if not may_have_experts(best):
+        return kernel
     outlines = [
         sketched(observed, [best.observed.protocol], known.with_experts(share).usual())[0] for share in UNROUTED
     ]
@@ -803,7 +810,22 @@ def with_unread(best: Trial, observed: Observed, known: Known) -> Trial:
     least = min(trial.claim for trial in outlines)
     *_, likely = (trial for trial in outlines if trial.claim <= least + ALIKE)
     experts = explained(observed, known.with_experts(likely.parameters.base.law.unread_decay)).best
-    return experts if experts.claim < min(kernel.claim + GAIN, best.claim - GAIN) else kernel
+    return experts if experts.claim < min(best.claim, kernel.claim + GAIN) else kernel
+
+
+def may_have_experts(best: Trial) -> bool:
+    """True where a dense explanation comes out better in outline as that of an MoE model, all else as it is."""
+    dense = Trial(best.observed, best.parameters, best.numbers, effort=SKETCH)
+    least, start = dense.cost_at(dense.numbers), np.append(dense.numbers, EXPERTS_UNREAD)
+    for unrouted in USUALLY_UNROUTED:
+        shares = {"unread": 1 / (1 + math.exp(-EXPERTS_UNREAD)), "unread_decay": unrouted}
+        base = replace(dense.parameters.base, law=dense.parameters.base.law.with_values(**shares))
+        wider = replace(dense.parameters, base=base).plus("unread", EXPERTS_UNREAD, UNREAD_SD)
+        trial = Trial(dense.observed, wider, start, effort=SKETCH, errors=dense.errors)
+        if trial.search(evaluations=8, stride=0.1, carried=True).cost < least:
+            return True
+        start = trial.numbers
+    return False
 
 
 def is_faster_alone(best: Trial) -> bool:

@@ -58,6 +58,7 @@ def test_options_in_words_are_those_of_the_command_that_prints_them(name: str) -
         (Caution("fitted_slots", {"max_batch_size": 1024}), "at most 1,024 at once"),
         (Caution("fitted_budget", {"token_budget": 1024}), "1,024 tokens went through an iteration"),
         (Caution("fitted_lookahead", {"engine": "vllm"}), "by its defaults vllm fixes iterations ahead"),
+        (Caution("fitted_dense", {"model": "prod"}), "the catalogue lacks prod, so it was taken for a dense model"),
         (Caution("fitted_experts", {"used": 0.0625}), "uses 6 % of its experts for a token"),
         (
             Caution("slower_than_bf16", {"precision": "fp8", "engine": "vllm", "factor": 2.51}),

@@ -483,6 +483,20 @@ def test_experts_of_an_unknown_model_are_found(decay: float, most: int) -> None:
     assert told.facts == {"used": 1 - found.law.unread_decay}
 
 
+@pytest.mark.parametrize("decay", [0.75, 0.875, 0.9375])
+def test_experts_of_an_unknown_model_are_found_without_a_lone_user(decay: float) -> None:
+    """Steps that grow ever less with the users are those of an MoE model: a dense one's would grow on. Of one that
+    nobody named, nothing else says so."""
+    experts, levels, users = GPU.with_values(weights_s=40e-3, unread=0.75, unread_decay=decay), (4, 8, 16, 32), 128
+    found = fit(measure(Replica(experts), VARIED, levels))
+    assert [each.kind for each in found.warnings] == ["fitted_experts"]
+    context = 200 * users
+    assert found.law.decode_s(users, context) == pytest.approx(experts.decode_s(users, context), rel=0.12)
+    dense = fit(measure(Replica(GPU), VARIED, levels))
+    assert [(each.kind, each.facts) for each in dense.warnings] == [("fitted_dense", {"model": "m"})]
+    assert dense.law.decode_s(users, context) == pytest.approx(GPU.decode_s(users, context), rel=0.05)
+
+
 def test_of_experts_no_more_is_read_than_a_prompt_takes() -> None:
     """A server of a known MoE model on an unknown GPU: eight users show two fifths of the experts, and a prompt of 64
     tokens, which reads them all and computes little, how long the rest takes."""

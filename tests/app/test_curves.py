@@ -274,3 +274,8 @@ def test_a_store_that_cannot_be_read_is_named_and_the_chart_is_drawn(
     monkeypatch.setenv(DATABASE_VARIABLE, "nosuchdatabase://host/name")
     app = drawn("latency", ONE)
     assert DATABASE_VARIABLE in text_of(app.warning[0].value) and app.get("plotly_chart")
+
+
+def test_the_loads_drawn_end_at_a_number_that_fits_its_field(drawn: Open) -> None:
+    """3 × 33.3 in floating point is 99.89999999999999."""
+    assert drawn("gpus", replace(TWO, rate_per_s=33.3)).number_input(key="show.to").value == 99.9

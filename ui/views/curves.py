@@ -285,7 +285,7 @@ def _range(rate_per_s: float) -> tuple[float, float]:
     begin_anew("loads", rate_per_s, "from", "to")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         low = number_typed("from", "From (requests/s)", loads, 0.0, width=160)
-        high = number_typed("to", "To (requests/s)", loads, min(3 * rate_per_s, RATE.high), width=160)
+        high = number_typed("to", "To (requests/s)", loads, round(min(3 * rate_per_s, RATE.high), 12), width=160)
     return low, high
 
 

@@ -369,7 +369,7 @@ def _nearest_miss(rejected: Sequence[Rejection]) -> None:
     if nearest is None:
         return
     why = plain(f"{nearest.label}: {nearest.why}.")
-    st.markdown(f"**Nearest miss:** {why} More GPUs do not help; these changes do:")
+    st.markdown(f"**Nearest miss:** {why} More GPUs do not help. What the limits would have to be:")
 
 
 def _relaxations(scenario: Scenario) -> None:

@@ -208,6 +208,8 @@ law_options = options(
         for name in COEFFICIENTS
     )
 )
+MOST_TIME_S = 3600.0
+"""Of a coefficient; longer ones overflow in what a run multiplies them with."""
 slot_options = options(
     click.option(
         "--max-batch-size", type=int, default=256, show_default=True, help="Sequences that a replica runs at once."
@@ -355,8 +357,11 @@ def simulated_replica(given: dict[str, Any]) -> Replica:
 def coefficients_of(given: dict[str, Any]) -> StepLaw:
     """The law whose coefficients the options give."""
     law = FREE.with_values(**{name: parse_seconds(option_of(name), given[name]) for name in COEFFICIENTS})
-    if law.overhead_s + law.weights_s + law.token_s <= 0 or min(getattr(law, name) for name in COEFFICIENTS) < 0:
-        raise ScenarioError("times must not be negative, and one of --overhead, --weights, --token must be above 0")
+    times_s = [getattr(law, name) for name in COEFFICIENTS]
+    if law.overhead_s + law.weights_s + law.token_s <= 0 or min(times_s) < 0 or max(times_s) > MOST_TIME_S:
+        raise ScenarioError(
+            f"times must be from 0 to {MOST_TIME_S:,.0f} s, and one of --overhead, --weights, --token must be above 0"
+        )
     return law
 
 

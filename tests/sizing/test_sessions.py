@@ -448,6 +448,7 @@ def test_a_saturated_fleet_has_no_latencies(capsys: pytest.CaptureFixture[str]) 
         ("--sessions-per-s 1 --turns 4 --kv-tokens 500", "never fits"),
         ("--sessions-per-s 1 --turns 4 --block-tokens 0", "kv_block_tokens must be at least 1"),
         ("--sessions-per-s 1", "--turns"),
+        ("--sessions-per-s 1 --turns 4 --token 1e20s", "times must be from 0 to 3,600 s"),
     ],
 )
 def test_options_that_make_no_sense_are_one_line(options: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:

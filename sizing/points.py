@@ -19,7 +19,7 @@ from sizing.engine import MOST_INTERVAL as MOST_INTERVAL
 from sizing.engine import MOST_LOOKAHEAD, Policy
 from sizing.errors import LONGEST_QUOTE, PointsError, first_fault, quoted
 from sizing.numbers import per_second, significant
-from sizing.workload import MOST_TOKENS, PERCENTILES, Lengths, Prefix
+from sizing.workload import MOST_CV, MOST_TOKENS, PERCENTILES, Lengths, Prefix
 
 LoadKind = Literal[
     "concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace", "sessions", "session_rate"
@@ -49,7 +49,7 @@ Text = Annotated[str, Field(min_length=1)]
 Gpus = Annotated[int, Field(ge=1, le=10**6)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Tokens = Annotated[float, Field(ge=1, le=MOST_TOKENS)]
-Variation = Annotated[float, Field(ge=0, le=1000)]
+Variation = Annotated[float, Field(ge=0, le=MOST_CV)]
 Rate = Annotated[float, Field(ge=1e-9, le=1e9)]
 TokenRate = Annotated[float, Field(ge=1e-9, le=1e12)]
 InFlight = Annotated[float, Field(ge=0, le=1e9)]

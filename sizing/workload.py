@@ -38,6 +38,8 @@ Routing = Literal["random", "round_robin", "power_of_two", "least_outstanding"]
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 MOST_TOKENS = 1e9
 """The longest mean prompt or output: sums of lengths over a long run stay within 64-bit integers."""
+MOST_CV = 1000.0
+"""Of lengths: with far more, all requests but a few in a million would have a single token."""
 Tokens = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
@@ -90,6 +92,8 @@ class Lengths:
         for name, law in (("isl_cv", self.isl_law), ("osl_cv", self.osl_law)):
             if law is not None:
                 object.__setattr__(self, name, law.cv)
+            elif getattr(self, name) > MOST_CV:
+                raise ScenarioError(f"{name} must be at most {MOST_CV:g}, got {getattr(self, name):g}")
 
     def is_like(self, other: Lengths) -> bool:
         """True if a measurement at one says something about the other: means within 2 %, coefficients of variation
@@ -622,6 +626,9 @@ class Sessions:
                 raise ScenarioError(f"{name} must be from 1 to {MOST_TOKENS:g}, got {getattr(self, name):g}")
         for name in ("first_cv", "user_cv", "output_cv", "think_s"):
             finite(name, getattr(self, name), above=-1e-12)
+        for name in ("first_cv", "user_cv", "output_cv"):
+            if getattr(self, name) > MOST_CV:
+                raise ScenarioError(f"{name} must be at most {MOST_CV:g}, got {getattr(self, name):g}")
         for name in ("system_tokens", "context_tokens"):
             if not 0 <= getattr(self, name) <= MOST_TOKENS:
                 raise ScenarioError(f"{name} must be from 0 to {MOST_TOKENS:g}, got {getattr(self, name)}")

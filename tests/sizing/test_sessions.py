@@ -443,6 +443,7 @@ def test_a_saturated_fleet_has_no_latencies(capsys: pytest.CaptureFixture[str]) 
     [
         ("--sessions-per-s 0 --turns 4", "rate (sessions/s) must be a number above 0"),
         ("--sessions-per-s 1 --turns 4 --user-cv -1", "user_cv must be a number from 0 on, got -1"),
+        ("--sessions-per-s 1 --turns 4 --output-cv 1e308", "output_cv must be at most 1000"),
         ("--sessions-per-s 1 --turns 0.5", "turns must be from 1"),
         ("--sessions-per-s 1 --turns 4 --think 20", "needs a unit"),
         ("--sessions-per-s 1 --turns 4 --kv-tokens 500", "never fits"),

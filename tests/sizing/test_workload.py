@@ -133,6 +133,8 @@ def test_a_time_with_many_blanks_is_read_in_no_time() -> None:
     assert parse_seconds("--ttft", f" 5{blanks}ms ") == pytest.approx(0.005)
 
 
-def test_a_spread_below_0_is_refused_by_what_it_may_be() -> None:
+def test_a_spread_is_refused_by_what_it_may_be() -> None:
     with pytest.raises(ScenarioError, match=r"^isl_cv must be a number from 0 on, got -0\.1$"):
         Lengths(100, 10, isl_cv=-0.1)
+    with pytest.raises(ScenarioError, match=r"^osl_cv must be at most 1000, got 1e\+160$"):
+        Lengths(100, 10, osl_cv=1e160)

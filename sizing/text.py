@@ -1096,8 +1096,8 @@ CAUTIONS: dict[CautionKind, str] = {
         "its experts for a token; name a model of the catalogue or give its --config, and its shape says so"
     ),
     "fitted_dense": (
-        "the catalogue lacks {model}, so it was taken for a dense model: a mixture of experts carries more with more "
-        "users than were measured; name a model of the catalogue or give its --config, and its shape says so"
+        "the catalogue lacks {model}, so it was taken for a dense model; a mixture of experts carries more than that "
+        "at more users than were measured: name a model of the catalogue or give its --config, and its shape says so"
     ),
     "lockstep": (
         "the points look like users who started together and stayed in lockstep, with equal lengths: engine overheads "

@@ -122,7 +122,7 @@ def test_memory_is_named_where_it_holds_users_up() -> None:
     told_wrong = fit(long_requests(), kv_tokens=10**6)
     (why,) = (each for each in told_wrong.warnings if each.kind == "poor_fit")
     assert why.facts["cause"] == "memory"
-    assert "--kv-tokens" in caution(why)
+    assert "give kv_tokens and max_batch_size of the points" in caution(why)
     assert "poor_fit" not in [each.kind for each in fit(long_requests(), kv_tokens=120_000).warnings]
 
 

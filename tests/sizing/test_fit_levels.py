@@ -497,6 +497,13 @@ def test_experts_of_an_unknown_model_are_found_without_a_lone_user(decay: float)
     assert dense.law.decode_s(users, context) == pytest.approx(GPU.decode_s(users, context), rel=0.05)
 
 
+def test_experts_must_explain_the_points_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searched in full too, a dense engine stays one."""
+    monkeypatch.setattr(search, "may_have_experts", lambda best: True)
+    found = fit(measure(Replica(GPU), VARIED, (4, 8, 16, 32)))
+    assert [each.kind for each in found.warnings] == ["fitted_dense"]
+
+
 def test_of_experts_no_more_is_read_than_a_prompt_takes() -> None:
     """A server of a known MoE model on an unknown GPU: eight users show two fifths of the experts, and a prompt of 64
     tokens, which reads them all and computes little, how long the rest takes."""

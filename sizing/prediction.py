@@ -71,6 +71,21 @@ class Quantiles:
         found = below + (place - low) * (above - below)
         return cls(float(sample.mean()), *map(float, found))
 
+    @classmethod
+    def weighted(cls, seconds: NDArray[np.float64], weight: NDArray[np.float64]) -> Quantiles:
+        """Quantiles of a sample of times whose members count by their `weight`, shape (n,): the smallest time with at
+        least that share of the weight at or below it.
+
+        Non-finite values are left out; NaN if no weight is left.
+        """
+        counts = np.isfinite(seconds) & (weight > 0)
+        if not counts.any():
+            return NOT_COUNTED
+        sample, own = seconds[counts], weight[counts]
+        shares = np.array(PERCENTILES) / 100
+        found = np.quantile(sample, shares, weights=own, method="inverted_cdf")
+        return cls(float(np.average(sample, weights=own)), *map(float, found))
+
     def at(self, percentile: float) -> float:
         """Seconds at p50, p90, p95 or p99."""
         return float(getattr(self, f"p{percentile}_s"))

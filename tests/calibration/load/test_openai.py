@@ -27,7 +27,7 @@ from calibration.errors import CalibrationError, PlanError, ServerError
 from calibration.load.exchange import Exchange, log_of
 from calibration.load.http import reason
 from calibration.load.loops import ask
-from calibration.load.openai import HIDDEN, Met, meet
+from calibration.load.openai import HIDDEN, Met, known_name, meet
 from calibration.load.openai_contract import KINDS, OpenAiContract, tells_so_far, text_of
 from calibration.load.pool import Workers
 from calibration.load.self_check import MOST_ADDED_TTFT_S, MOST_ITL_ERROR, job, until
@@ -232,6 +232,32 @@ def test_servers_are_told_apart_by_what_they_answer(owned_by: str, pages: Any, s
         found = met(server)
     assert said.items() <= found.said.items()
     assert "api_key" not in found.said
+
+
+def test_a_model_that_the_catalogue_knows_only_by_its_checkpoint_has_that_name() -> None:
+    """vLLM lists the checkpoint as `root`, SGLang has it among its settings."""
+    card = {"id": MODEL, "object": "model", "owned_by": "vllm", "root": "meta-llama/Llama-3.1-70B-Instruct"}
+    for owned_by, pages in (
+        ("vllm", {"/v1/models": {"object": "list", "data": [card]}}),
+        ("sglang", {"/get_server_info": {"model_path": "/data/Llama-3.1-70B-Instruct/", "tp_size": 4}}),
+    ):
+        with openai_server(Manners(owned_by=owned_by, pages=pages)) as server:
+            found = met(server).said["model"]
+        assert found.rpartition("/")[2] == "Llama-3.1-70B-Instruct" and not found.startswith("/")
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpoint"),
+    [
+        ("Qwen/Qwen3-32B", "meta-llama/Llama-3.1-70B"),  # the server's own name is known
+        ("prod", "/mnt/models"),
+        ("prod", ""),
+        ("prod", None),
+        ("prod", {"path": "Qwen/Qwen3-32B"}),
+    ],
+)
+def test_a_model_keeps_its_name_if_that_is_known_or_the_checkpoint_is_not(name: str, checkpoint: object) -> None:
+    assert known_name(name, checkpoint) == name
 
 
 # What llama-server b10434 said, byte for byte: a model of random weights, 4 slots of 2,048 tokens

@@ -6,12 +6,12 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
 
+from sizing.edge import OF_SHAPE
 from sizing.engine import Replica
 from sizing.fitting import Fit
 from sizing.fitting.levels import between, concurrency, levels_at, point_runs, requests_of
@@ -30,9 +30,6 @@ SCATTER = ndtri((np.arange(40) + 0.5) / 40)
 """Quantiles of a standard normal law, for what delivery adds to a gap."""
 LEAST_GAP_S = 1e-6
 """Gap between tokens that are delivered together: a band needs its logarithm."""
-OF_SHAPE: Mapping[Metric, float] = MappingProxyType({"ttft": 0.06, "e2e": 0.015, "itl": 0.02, "gap": 0.0})
-"""Error of a simulated percentile over the mean, beside the luck of the measurement: of vLLM, measured here. What gaps
-are off by is in the law's error."""
 NEAR_MEAN = 0.05
 """A single user's tokens arrive one by one if the median gap is this close to the mean ITL, relatively."""
 

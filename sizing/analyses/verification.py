@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 
 from sizing.candidates import from_fit, law_of
-from sizing.edge import REQUESTS, latency_band, run_at, spread
+from sizing.edge import REQUESTS, latency_band, run_at, spread, tail_sigma
 from sizing.engine import Replica
 from sizing.errors import FitError
 from sizing.fitting.levels import ITL_SIGMA, run_to_run
@@ -220,7 +220,10 @@ def _bands(
 
     by_chance = logs(candidate.replica)
     luck = by_chance.std(axis=0, ddof=1) if len(by_chance) > 1 else 0.0
-    sigmas = np.hypot(luck, law_sigmas(candidate, lambda replica: logs(replica, FEWEST).mean(axis=0)))
+    of_law = np.hypot(
+        list(map(tail_sigma, wanted)), law_sigmas(candidate, lambda each: logs(each, FEWEST).mean(axis=0))
+    )
+    sigmas = np.hypot(luck, of_law)
     values = zip(wanted, np.exp(by_chance.mean(axis=0)).tolist(), sigmas.tolist(), strict=True)
     return tuple(_banded(each, value_s, *spread(sigma)) for each, value_s, sigma in values)
 

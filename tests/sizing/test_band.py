@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from sizing.candidates import from_fit
-from sizing.edge import MONTE_CARLO_SIGMA, SlaMissed, analytic_capacity_per_s, capacity_band, predict_at
+from sizing.edge import (
+    MONTE_CARLO_SIGMA,
+    SlaMissed,
+    analytic_capacity_per_s,
+    capacity_band,
+    latency_band,
+    predict_at,
+)
 from sizing.engine import Replica
 from sizing.fitting import fit
 from sizing.plans import Candidate
@@ -46,6 +53,34 @@ def test_steps_find_what_whole_responses_find(
     low, high = capacity_band(candidate, asked)
     assert math.log(high) == pytest.approx(Z90 * math.hypot(MONTE_CARLO_SIGMA, *changes), rel=0.15)
     assert low * high == pytest.approx(1)
+
+
+@pytest.mark.parametrize("slack", [1.8, 2.5])
+def test_a_limit_on_p95_ttft_is_as_unsure_as_that_percentile_is_beside_the_law(
+    candidate: Candidate, slack: float
+) -> None:
+    """As if the limit were 6 % tighter or looser: where TTFT hardly rises with the load, that is most of the band."""
+    law = candidate.replica.law
+    ttft_s = slack * (law.prefill_alone_s(1000) + law.request_s)
+
+    def asked(by: float = 0.0) -> Setting:
+        limit = Limit("ttft", 95, ttft_s * math.exp(by))
+        return Setting(Workload(Lengths(1000, 200), 1.0), Sla(limit), "random")
+
+    changes = [
+        math.log(analytic_capacity_per_s(one, asked()) / analytic_capacity_per_s(other, asked())) / 2
+        for one, other in candidate.variants
+    ]
+    looser, tighter = (analytic_capacity_per_s(candidate.replica, asked(by)) for by in (0.06, -0.06))
+    by_tail = math.log(looser / tighter) / 2
+    low, high = capacity_band(candidate, asked())
+    expected = Z90 * math.hypot(MONTE_CARLO_SIGMA, by_tail, *changes)
+    assert math.log(high) == pytest.approx(expected, rel=0.15) and low * high == pytest.approx(1)
+    assert by_tail > 0.7 * math.hypot(MONTE_CARLO_SIGMA, *changes), "else the test shows nothing"
+    down, up = latency_band(candidate, asked(), 0.5 * looser)(asked().sla.limits[0])
+    assert down < math.exp(-Z90 * 0.06) and up > math.exp(Z90 * 0.06)
+    down, up = latency_band(candidate, asked(), 0.5 * looser)(Limit("ttft", 50, ttft_s))
+    assert up < math.exp(Z90 * 0.06), "a median is surer"
 
 
 @pytest.mark.parametrize("slack", [30, 100])

@@ -11,7 +11,6 @@ import pytest
 
 from sizing.analyses.closed_loop import (
     ENOUGH,
-    OF_SHAPE,
     Banded,
     ClosedLoop,
     _shown,
@@ -22,6 +21,7 @@ from sizing.analyses.closed_loop import (
     repeated,
 )
 from sizing.analyses.next_level import Option
+from sizing.edge import OF_SHAPE
 from sizing.fitting import Fit, fit
 from sizing.fitting.levels import luck_of_lengths, point_runs
 from sizing.points import Point

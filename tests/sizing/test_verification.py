@@ -92,8 +92,8 @@ def test_measurements_of_a_server_that_follows_the_law_lie_in_the_band_as_often_
 
 def test_of_the_very_requests_that_were_sent_a_measurement_shows_what_the_law_says() -> None:
     """With an exact law only where in a decode step requests reach the scheduler is left to chance, and what one run
-    differs by from the next: 2 % in all times, which TTFT shows together with the rest of its 4 %. Of arrivals whose
-    lengths are unknown the band is wider as a rule. A server one tenth slower is out."""
+    differs by from the next: 2 % in all times, which TTFT shows together with the rest of its 4 %, and p95 TTFT with
+    another 6 %. Of arrivals whose lengths are unknown the band is wider as a rule. A server one tenth slower is out."""
     load = planned().answer.load_per_s / 2
     inside, off, wider = [], [], []
     for seed in range(1, 11):
@@ -105,7 +105,10 @@ def test_of_the_very_requests_that_were_sent_a_measurement_shows_what_the_law_sa
             off.append(abs(math.log(one.predicted_s / one.measured_s)))
             inside.append(one.verdict == "in")
             widths = [math.log(each.high_s / each.low_s) for each in (one, other)]
-            assert widths[0] > 2 * 1.645 * (0.04 if one.of.metric == "ttft" else 0.02) * 0.98
+            least = 0.04 if one.of.metric == "ttft" else 0.02
+            if (one.of.metric, one.of.percentile) == ("ttft", 95):
+                least = math.hypot(least, 0.06)
+            assert widths[0] > 2 * 1.645 * least * 0.98
             wider.append(widths[1] / widths[0])
         slower = shown(dataclasses.replace(SERVER, law=LAW.scaled(1.1)), load, seed)
         assert not compared(EXACT, QUESTION, slower, sent=requests).verified

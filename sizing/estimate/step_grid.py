@@ -121,7 +121,9 @@ def fit_steps(steps: Steps, *, unread_decay: float = 0.0) -> GridFit:
     def solved(unread: float) -> _Solution:
         return _best_ratio(steps, unread, unread_decay)
 
-    best = minimize_scalar(lambda unread: solved(unread).residual, bounds=(0, 1), method="bounded", options=_CLOSE)
+    best = minimize_scalar(
+        lambda unread: solved(unread).residual, bounds=(0, 1), method="bounded", options={"xatol": 0.005}
+    )
     some, none = solved(float(best.x)), solved(0.0)
     law = some.law if some.residual < WORTH * none.residual else none.law
     return GridFit(law, law_seconds(law, steps) / steps.seconds - 1)
@@ -131,13 +133,6 @@ def fit_steps(steps: Steps, *, unread_decay: float = 0.0) -> GridFit:
 class _Solution:
     law: StepLaw
     residual: float
-
-
-_CLOSE = {"xatol": 0.005}
-
-
-def _shares(law: StepLaw) -> tuple[float, float]:
-    return (law.unread, law.unread_decay) if law.unread else (0.0, 0.0)
 
 
 def _best_ratio(steps: Steps, unread: float, unread_decay: float) -> _Solution:
@@ -163,13 +158,13 @@ def _solve(steps: Steps, shape: StepLaw) -> _Solution:
     scale = np.maximum(np.abs(columns).max(axis=0), np.finfo(float).tiny)
     values, residual = nnls(columns / scale, steps.weight)
     overhead, token, sequence, kv_token, attention, prefill = (float(value) for value in values / scale)
-    weights = shape.weights_s * token
-    law = StepLaw(weights, overhead, token, sequence, kv_token, attention, prefill, 0.0, *_shares(shape))
+    law = StepLaw(shape.weights_s * token, overhead, token, sequence, kv_token, attention, prefill)
+    if shape.unread:
+        law = law.with_values(unread=shape.unread, unread_decay=shape.unread_decay)
     return _Solution(law, float(residual))
 
 
 def law_seconds(law: StepLaw, steps: Steps) -> Floats:
     """Seconds the law gives each step, shape (n,)."""
-    decode = law.tokens_s(steps.batch + steps.prefill_tokens)
-    decode = decode + law.sequence_s * steps.batch + law.kv_token_s * steps.kv_tokens
-    return decode + law.attention_s * steps.attention + law.prefill_s * (steps.prefill_tokens > 0)
+    mixed_s = law.mixes_s(steps.batch, steps.kv_tokens, steps.prefill_tokens, steps.attention)
+    return np.where(steps.prefill_tokens > 0, mixed_s, law.decodes_s(steps.batch, steps.kv_tokens))

@@ -386,14 +386,7 @@ def _layers(keys: _Keys) -> Iterator[_Layer]:
     for index, (mixer, feed) in enumerate(_kinds(keys)):
         between = _MIXERS[mixer](keys, index)
         weights, routed = _feed(keys, index, feed)
-        yield _Layer(
-            between.weights + weights,
-            routed,
-            between.token_values,
-            between.window,
-            between.state_values,
-            between.kv_heads,
-        )
+        yield replace(between, weights=between.weights + weights, routed=routed)
 
 
 def _kinds(keys: _Keys) -> list[tuple[str, str]]:
@@ -561,14 +554,14 @@ def _lightning(keys: _Keys, index: int) -> _Layer:
 def _delta(keys: _Keys, index: int) -> _Layer:
     """The delta rule with a gate for each channel of Kimi Linear."""
     given = keys.linear or {}
-    heads, size = given.get("num_heads"), given.get("head_dim")
+    heads, size = given.get("num_heads", 0), given.get("head_dim", 0)
     if not all(isinstance(number, int) and 0 < number < 2**16 for number in (heads, size)):
         raise _Unusable("key 'linear_attn_config': needs num_heads and head_dim")
-    width = int(heads or 0) * int(size or 0)
-    gate = keys.hidden * width if given.get("use_full_rank_gate") else int(size or 0) * (keys.hidden + width)
-    decay = int(size or 0) * (keys.hidden + width)
-    weights = 4 * keys.hidden * width + gate + decay + keys.hidden * int(heads or 0) + 3 * keys.convolution * width
-    state = STATE_VALUES * width * int(size or 0) + (keys.convolution - 1) * 3 * width
+    width = heads * size
+    decay = size * (keys.hidden + width)
+    gate = keys.hidden * width if given.get("use_full_rank_gate") else decay
+    weights = 4 * keys.hidden * width + gate + decay + keys.hidden * heads + 3 * keys.convolution * width
+    state = STATE_VALUES * width * size + (keys.convolution - 1) * 3 * width
     return _Layer(float(weights), state_values=float(state))
 
 
@@ -654,7 +647,7 @@ def _searched(keys: _Keys, block: Mapping[str, Any]) -> _Layer:
             raise _Unusable("key 'block_configs.ffn.ffn_mult': missing")
         inner = math.ceil(int(2 * factor * keys.hidden / 3) / 256) * 256
         weights = _mlp(keys, keys.hidden, inner)
-    return _Layer(layer.weights + weights, 0.0, layer.token_values, math.inf, 0.0, layer.kv_heads)
+    return replace(layer, weights=layer.weights + weights)
 
 
 # --- Precision of the published weights

@@ -80,28 +80,6 @@ class TokenLaw:
         return _parsed(text)
 
     @classmethod
-    def _read(cls, text: str) -> TokenLaw | None:
-        if text.strip() == LOGNORMAL:
-            return None
-        kind, _, rest = text.strip().partition(":")
-        try:
-            if kind not in ("uniform", "points", "histogram") or not rest:
-                raise ScenarioError(f"write it as {FORMS}, or {LOGNORMAL}")
-            words = rest.split(",", MOST_CELLS)
-            if len(words) > MOST_CELLS:
-                raise ScenarioError(
-                    f"more than {MOST_CELLS} lengths or ranges: join some, or give a histogram as a file"
-                )
-            law = cls(tuple(sorted(_cell(word.strip()) for word in words)))
-            if kind == "uniform" and (len(words) > 1 or "@" in rest):
-                raise ScenarioError("uniform takes one range, for instance uniform:100-300")
-            if kind == "points" and any(low < high for low, high, _ in law.cells):
-                raise ScenarioError("points are single lengths, for instance points:200@0.8,4000@0.2")
-        except ScenarioError as error:
-            raise ScenarioError(f"lengths {one_line(text, LONGEST_QUOTE)!r}: {error}") from None
-        return law
-
-    @classmethod
     def of(cls, tokens: ArrayLike, counts: ArrayLike | None = None) -> TokenLaw:
         """The distribution of recorded lengths, whole and at least 1; `counts` of each, 1 if not given.
 
@@ -156,7 +134,23 @@ class TokenLaw:
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> TokenLaw | None:
     """Cached, because a study uses the same law many times."""
-    return TokenLaw._read(text)
+    if text.strip() == LOGNORMAL:
+        return None
+    kind, _, rest = text.strip().partition(":")
+    try:
+        if kind not in ("uniform", "points", "histogram") or not rest:
+            raise ScenarioError(f"write it as {FORMS}, or {LOGNORMAL}")
+        words = rest.split(",", MOST_CELLS)
+        if len(words) > MOST_CELLS:
+            raise ScenarioError(f"more than {MOST_CELLS} lengths or ranges: join some, or give a histogram as a file")
+        law = TokenLaw(tuple(sorted(_cell(word.strip()) for word in words)))
+        if kind == "uniform" and (len(words) > 1 or "@" in rest):
+            raise ScenarioError("uniform takes one range, for instance uniform:100-300")
+        if kind == "points" and any(low < high for low, high, _ in law.cells):
+            raise ScenarioError("points are single lengths, for instance points:200@0.8,4000@0.2")
+    except ScenarioError as error:
+        raise ScenarioError(f"lengths {one_line(text, LONGEST_QUOTE)!r}: {error}") from None
+    return law
 
 
 def check_cells(cells: Iterable[Cell]) -> None:

@@ -409,8 +409,7 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
     law, ahead, error = _of_kind(scaled(found.law, relative, case.model, case.layout), found, case, known)
     sigma = math.hypot(error, extra)
     how = "scaled" if extra else "of the same shape"
-    library = f"{kernels.LIBRARY}, {found.backend} {found.version}{AS_MEASURED if case.as_measured else ''}"
-    source = f"law of {relative.name}, {how} ({library})"
+    source = f"law of {relative.name}, {how} ({_timings_of(found, case)})"
     told = Caution("scaled_law", {"why": why, "relative": relative.name, "factor": _factor(extra)})
     slower = slower_than_bf16(found, relative, case.gpu.id, *way, case.length)
     warnings = (*_other_engine(found, case), *([told] if extra else []), *_doubts(case), *slower)
@@ -463,15 +462,15 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
     if kv_tokens < case.length:
         raise _does_not_fit(timed, case)
     law, ahead, sigma = _of_kind(timed.law, timed, case, case.model)
-    source = f"{kernels.LIBRARY}, {timed.backend} {timed.version}{AS_MEASURED if case.as_measured else ''}"
-    return _candidate(
-        case,
-        Replica(law, replace(case.batching, kv_tokens=kv_tokens, lookahead_steps=ahead)),
-        timed.backend,
-        source,
-        sigma,
-        tuple(_warnings(timed, case)),
-    )
+    replica = Replica(law, replace(case.batching, kv_tokens=kv_tokens, lookahead_steps=ahead))
+    warnings = tuple(_warnings(timed, case))
+    return _candidate(case, replica, timed.backend, _timings_of(timed, case), sigma, warnings)
+
+
+def _timings_of(timed: Timed, case: _Case) -> str:
+    """Where a law comes from, for `Candidate.source`."""
+    measured = ", corrected by measured servers" if case.as_measured else ""
+    return f"{kernels.LIBRARY}, {timed.backend} {timed.version}{measured}"
 
 
 RANKS_SIGMA, STAGES_SIGMA = 0.35, 0.15
@@ -521,9 +520,6 @@ def _check_split(model: Model, layout: Layout) -> None:
         raise EstimateUnavailable(
             f"{model.name} has {model.heads} attention heads, which TP{tp} does not divide; use TP of {fits}"
         )
-
-
-AS_MEASURED = ", corrected by measured servers"
 
 
 def _of_kind(law: StepLaw, timed: Timed, case: _Case, model: Model) -> tuple[StepLaw, float, float]:

@@ -91,13 +91,17 @@ def point_runs(
     share = max(LEAST_STREAM_REQUESTS, MOST_STREAM_REQUESTS // max(1, streams))
     runs: list[ReplayRun] = []
     for row, point in enumerate(points):
-        # Each level has random numbers of its own: a point more or less does not change the others.
-        rng = np.random.default_rng([seed, concurrency(point), round(point.isl), round(point.osl)])
+        rng = _generator(point, seed)
         if point.load_kind in OPEN_LOOPS:
             runs += _stream_runs(row, point, protocol, min(effort.stream, share), rng)
         else:
             runs += _closed_runs(row, point, protocol, effort, rng)
     return tuple(runs)
+
+
+def _generator(point: Point, seed: int = 0) -> np.random.Generator:
+    """Random numbers of the level's own: a point more or less does not change the others."""
+    return np.random.default_rng([seed, concurrency(point), round(point.isl), round(point.osl)])
 
 
 def _closed_runs(
@@ -172,11 +176,10 @@ def _stream_runs(
     return runs
 
 
-def phase_runs(point: Point, effort: Effort = FULL) -> tuple[ReplayRun, ...]:
+def phase_runs(point: Point) -> tuple[ReplayRun, ...]:
     """The runs of a closed-loop point with equal lengths, each ramp in a row of its own: they go round in the phases
     they started in indefinitely, and a measurement sees one of them."""
-    ramps = replace(effort, rounds=4, least_phases=effort.phases)
-    runs = _closed_runs(0, point, RAMPED, ramps, np.random.default_rng(0))
+    runs = _closed_runs(0, point, RAMPED, replace(FULL, least_phases=FULL.phases), np.random.default_rng(0))
     return tuple(
         run._replace(windows=tuple((begin, end, number) for begin, end, _ in run.windows))
         for number, run in enumerate(runs)
@@ -187,10 +190,9 @@ def _is_random(point: Point) -> bool:
     return point.load_kind != "constant_rate" or not point.lengths.fixed
 
 
-def block_runs(point: Point, protocol: Protocol, blocks: int, seed: int = 0) -> tuple[ReplayRun, ...]:
+def block_runs(point: Point, protocol: Protocol, blocks: int) -> tuple[ReplayRun, ...]:
     """The runs of an open-loop point with every block of its requests, and every run, in a row of its own."""
-    rng = np.random.default_rng([seed, concurrency(point), round(point.isl), round(point.osl)])
-    runs = _stream_runs(0, point, protocol, FULL.stream, rng, blocks)
+    runs = _stream_runs(0, point, protocol, FULL.stream, _generator(point), blocks)
     return tuple(
         run._replace(
             windows=tuple((begin, end, number * blocks + block) for block, (begin, end, _) in enumerate(run.windows))

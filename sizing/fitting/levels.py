@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -279,6 +279,8 @@ class Observed:
     trace: ServedTrace | None = None
     protocol: Protocol = UNTOLD
     rates: bool = True
+    _runs: dict[Effort, tuple[ReplayRun, ...]] = field(default_factory=dict, init=False, repr=False)
+    _replays: dict[tuple[Effort, int, bool], Replay] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def defaults(self) -> EngineDefaults:
@@ -295,10 +297,6 @@ class Observed:
             )
         return self._runs[effort]
 
-    @cached_property
-    def _runs(self) -> dict[Effort, tuple[ReplayRun, ...]]:
-        return {}
-
     def replay(self, effort: Effort, engine: Replica, *, token_gaps: bool) -> Replay:
         """The runs ready to be simulated on engines with as many slots; rules that are compared share it."""
         key = effort, engine.batching.max_batch_size, token_gaps
@@ -307,22 +305,18 @@ class Observed:
         return self._replays[key]
 
     @cached_property
-    def _replays(self) -> dict[tuple[Effort, int, bool], Replay]:
-        return {}
-
-    @cached_property
     def measured(self) -> Floats:
         """What the simulation is to reproduce, shape (points, 8), columns `MEASURES`; NaN: not told, or of no use."""
         rows = [[getattr(point, name) or np.nan for name in MEASURES] for point in self.points]
         measured = np.array(rows, np.float64)
-        closed = [point.load_kind == "concurrency" for point in self.points]
+        closed = np.array([point.load_kind == "concurrency" for point in self.points])
         measured[closed, OPEN_ONLY] = np.nan
-        measured[np.logical_not(closed), 0] = np.nan
-        measured[np.logical_not(closed), -len(GAPS) :] = np.nan
+        measured[~closed, 0] = np.nan
+        measured[~closed, -len(GAPS) :] = np.nan
         measured[[round(point.osl) <= 1 for point in self.points], 2] = np.nan
-        if self.protocol.counted == "all" or not self.rates or self._start_untold or counts_otherwise(self.points):
-            # Where the start may be in TTFT it is in requests/s, by Little's law, which then says nothing more.
-            steady = self.rates and self.protocol.counted == "steady" and not self._start_untold
+        # Where the start may be in TTFT it is in requests/s too, by Little's law, which then says nothing more.
+        steady = self.rates and self.protocol.counted == "steady" and not self._start_untold
+        if not steady or counts_otherwise(self.points):
             for row, point in enumerate(self.points):
                 if point.load_kind == "concurrency" and point.ttft_mean_s and point.itl_mean_s:
                     measured[row, 0] = little_per_s(point) if steady else np.nan

@@ -104,7 +104,7 @@ class Trial:
         if errors is None:
             self.grant(self.replica)
         else:
-            self._errors = errors
+            self.errors = errors
 
     @property
     def replica(self) -> Replica:
@@ -112,22 +112,18 @@ class Trial:
         return self.parameters.replica(self.numbers)
 
     def grant(self, replica: Replica) -> None:
-        """Set the errors of the measurement; those of open loops need an engine to be simulated."""
-        self._errors = self.observed.errors(replica, self.replay if self._counted else None)
+        """Set the relative standard errors of the measurement, shape (points, 8); those of open loops need an engine to
+        be simulated."""
+        self.errors = self.observed.errors(replica, self.replay if self._counted else None)
 
     def allow_for_law(self) -> bool:
         """Set the error of the law by the present misfits, distrusted points aside; False where that is no news."""
         trusted = self.doubt == 1
-        logs = self.misfits(self.numbers)[trusted] * self._errors[trusted]
-        found = law_error(logs, self._errors[trusted])
+        logs = self.misfits(self.numbers)[trusted] * self.errors[trusted]
+        found = law_error(logs, self.errors[trusted])
         is_news = not np.allclose(found, self.law_error, rtol=0.2, atol=LITTLE)
         self.law_error = found
         return is_news
-
-    @property
-    def errors(self) -> Floats:
-        """Relative standard errors of the measurement, shape (points, 8)."""
-        return self._errors
 
     @property
     def claim(self) -> float:
@@ -208,7 +204,7 @@ class Trial:
         return self._residuals_of(self.logs(numbers), numbers)
 
     def _residuals_of(self, logs: Floats, numbers: Floats) -> Floats:
-        misfit = ((logs - self._logs) / (self._errors * self.doubt[:, None] * self._widening))[self.known]
+        misfit = ((logs - self._logs) / (self.errors * self.doubt[:, None] * self._widening))[self.known]
         return np.concatenate([misfit, self.whitened(numbers)])
 
     def whitened(self, numbers: Floats) -> Floats:
@@ -217,7 +213,7 @@ class Trial:
 
     def _slopes_of(self, log_slopes: Floats) -> Floats:
         """Slopes of the residuals, shape (residuals, names)."""
-        errors = self._errors * self.doubt[:, None] * self._widening
+        errors = self.errors * self.doubt[:, None] * self._widening
         own = (log_slopes / errors[:, :, None])[self.known]
         return np.concatenate([own, self._whitening])
 
@@ -233,7 +229,7 @@ class Trial:
 
     def misfits(self, numbers: Floats) -> Floats:
         """log(predicted / measured) over the measurement error, shape (points, 8); NaN where nothing was measured."""
-        misfits: Floats = (self.logs(numbers) - self._logs) / (self._errors * self.doubt[:, None])
+        misfits: Floats = (self.logs(numbers) - self._logs) / (self.errors * self.doubt[:, None])
         return misfits
 
     @property
@@ -251,7 +247,7 @@ class Trial:
     @property
     def _widening(self) -> Floats:
         """The error of measurement and law together over that of the measurement alone, shape (points, 8)."""
-        return np.asarray(np.hypot(1, self.law_error.by_measure * self.observed.shares / self._errors))
+        return np.asarray(np.hypot(1, self.law_error.by_measure * self.observed.shares / self.errors))
 
     def cost_at(self, numbers: Floats) -> float:
         """Half the sum of what the squared residuals count."""

@@ -287,10 +287,6 @@ class Trial:
     def _cost(self, residuals: Floats) -> float:
         return float(0.5 * np.sum(self.softened(residuals**2)[0]))
 
-    def steep(self, numbers: Floats, stride: float) -> Floats:
-        """Slopes of the residuals at `numbers`, by central differences."""
-        return self._slopes_of(self.steep_logs(numbers, stride))
-
     def steep_logs(self, numbers: Floats, stride: float, here: Floats | None = None) -> Floats:
         """Slopes of the logarithms of the means, shape (points, 8, names): by central differences over `stride`, or
         from `here`, the logarithms at `numbers`, to one side.
@@ -321,7 +317,7 @@ class Trial:
     def slopes(self, numbers: Floats) -> Floats:
         """Slopes of the residuals at `numbers`, by their weights, over so wide a stride that they show what the data
         can tell: over short ones the jumps of the simulated TTFT look like knowledge of what nothing identifies."""
-        return self.steep(numbers, WIDE) * self._weights(numbers)[:, None]
+        return self._slopes_of(self.steep_logs(numbers, WIDE)) * self._weights(numbers)[:, None]
 
     def _weights(self, numbers: Floats) -> Floats:
         return np.sqrt(self.softened(self.residuals(numbers) ** 2)[1])
@@ -629,13 +625,10 @@ def explained(observed: Observed, known: Known, rival: Explained | None = None, 
         raise FitError("no engine gives such times: is each level of one server, and are all times in seconds?")
     if rival and sketches[0].claim > NEAR * near + NEAR_BY:
         return rival
-    best: Trial | None = None
-    for sketch in sketches[:MOST_FINISHED]:
-        if best is None:
-            best = carried_on(from_less_attention(sketch), known)
-        elif sketch.claim <= NEAR * sketches[0].claim + NEAR_BY and is_another_engine(sketch, best):
+    best = carried_on(from_less_attention(sketches[0]), known)
+    for sketch in sketches[1:MOST_FINISHED]:
+        if sketch.claim <= NEAR * sketches[0].claim + NEAR_BY and is_another_engine(sketch, best):
             best = min(best, carried_on(sketch, known), key=lambda trial: trial.claim)
-    assert best is not None
     if not best.observed.rates and best.observed.protocol.counted == "steady":
         rated = Trial(replace(best.observed, rates=True), best.parameters, best.numbers, robust=True)
         best = rated.search(evaluations=4, stride=0.1, central=True, carried=True)
@@ -682,15 +675,16 @@ def sketched(observed: Observed, ways: Sequence[Protocol], known: Known) -> list
             trial.cost = trial.cost_at(trial.numbers)
             if found and trial.claim > WRONG_START * min(other.claim for other in found) + HOPELESS_BY:
                 continue
-            if own or found:
-                if not found and is_hopeless(trial, own):
-                    far_off.add(batching)
-                    continue
-                trial.log_slopes = own[0].log_slopes if own else None
-                trial.search(evaluations=6 if own else 3, stride=0.1, carried=True)
-                if not own:
-                    trial.log_slopes = None
-                    trial.search(evaluations=3, stride=0.1, carried=True)
+            if own and not found and is_hopeless(trial, own):
+                far_off.add(batching)
+                continue
+            if own:
+                trial.log_slopes = own[0].log_slopes
+                trial.search(evaluations=6, stride=0.1, carried=True)
+            elif found:
+                trial.search(evaluations=3, stride=0.1, carried=True)
+                trial.log_slopes = None
+                trial.search(evaluations=3, stride=0.1, carried=True)
             else:
                 trial.search(evaluations=8, stride=0.1)  # far off the slopes change from step to step
             if not own:
@@ -749,7 +743,7 @@ def from_less_attention(sketch: Trial) -> Trial:
     return min(sketch, second, key=lambda trial: trial.cost)
 
 
-def changes(trial: Trial, factors: Mapping[str, float]) -> NDArray[np.float64]:
+def changes(trial: Trial, factors: Mapping[str, float]) -> Floats:
     """What multiplies coefficients by `factors`, as a change of the numbers."""
     return np.array([math.log(factors.get(name, 1.0)) for name in trial.parameters.names])
 
@@ -897,7 +891,7 @@ def settle(best: Trial) -> Trial:
     return best
 
 
-def outliers(misfits: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[int]:
+def outliers(misfits: Floats) -> list[int]:
     """Rows whose largest misfit stands out and apart from the rest; none where too many do.
 
     NaN: not measured. A row without any measurement (requests of a trace that all went unanswered) does not stand out.

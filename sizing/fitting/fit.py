@@ -150,14 +150,12 @@ def fit(
     """
     chosen = _usable(points, open_loop)
     _check_units(chosen)
-    told = None
     if prior == "day zero":
         told = prior_law(chosen[0].deployment, chosen[0].lengths) or _from_data_sheet(chosen)
-        prior, error = told.law, told.error
     else:
-        error = KERNEL_TIMED
-    one_level = of_one_level(chosen)
-    if one_level and (prior is None or prior.weights_s <= 0):
+        told = DayZero(prior, KERNEL_TIMED, None)
+    law, one_level = told.law, of_one_level(chosen)
+    if one_level and (law is None or law.weights_s <= 0):
         raise FitError(
             f"all points have {in_flight(chosen[0]):.3g} requests in flight, and no estimate of "
             f"{chosen[0].deployment.label} tells how its times change with load: measure at two levels or more, such "
@@ -167,22 +165,22 @@ def fit(
         kv_tokens = min(
             (tokens for tokens in _told_kv_tokens(chosen) if not _refuted_kv_tokens(tokens, chosen)), default=None
         )
-        if kv_tokens is None and one_level and told is not None:
+        if kv_tokens is None and one_level:
             kv_tokens = _kv_tokens(told, chosen)
     by_caller = Scheduling(
         "", token_budget, lookahead_steps, receive_interval_steps, batch_wait_steps, batch_wait_ratio
     )
     scheduling = _told_scheduling(chosen, by_caller)
     rules = _candidates(chosen, batching, kv_tokens, scheduling)
-    if kv_tokens is None and batching is None and told is not None:
+    if kv_tokens is None and batching is None:
         rules = _within_memory(rules, told, chosen)
     shares = unread_shares(chosen[0].model)
     kv_known = kv_tokens is not None or (batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS)
-    if told is not None and prior is not None and shares is not None and shares[0] > 0 and not one_level:
-        prior = prior.with_values(prefill_s=BESIDE_KERNELS * prior.prefill_s)
+    if prior == "day zero" and law is not None and shares is not None and shares[0] > 0 and not one_level:
+        law = law.with_values(prefill_s=BESIDE_KERNELS * law.prefill_s)
     assumed = batching is None and scheduling.lookahead_steps is None and rules[0].lookahead_steps > 0
     seen = _with_budget_seen(rules, chosen) if batching is None and scheduling.token_budget is None else ()
-    known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error, assumed, seen)
+    known = Known(rules, _of_shape(law, shares), kv_known, shares is not None, told.error, assumed, seen)
     found = _fitted(Observed(chosen, protocol=told_by(chosen, protocol)), known)
     return replace(found, warnings=(*found.warnings, *_fell_behind(points, open_loop)))
 
@@ -321,7 +319,6 @@ def _fitted(observed: Observed, known: Known) -> Fit:
     chi2 = best.chi2_per_point
     bent = bend(best)
     means = best.replay.means(best.replica)
-    together = best.observed.protocol.at_once and any(p.lengths.fixed for p in observed.points)
     distrusted = _distrusted(best, means)
     covariance = best.covariance(slopes)
     one_level = observed.trace is None and of_one_level(observed.points)
@@ -342,7 +339,7 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         extra=best.parameters.names[len(COEFFICIENTS) :],
         distrusted=tuple(distrusted.values()),
         unknown=unknown,
-        lockstep=together,
+        lockstep=_in_lockstep(best.observed),
         protocol=best.observed.protocol,
         sigmas=tuple(_sigmas(slopes, best.unexplained)),
         law_error=best.law_error,
@@ -351,6 +348,11 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         elsewhere=_elsewhere(known, best.law_error, observed.points),
     )
     return replace(found, left=_left(found, distrusted))
+
+
+def _in_lockstep(observed: Observed) -> bool:
+    """True if users started at once with equal lengths: they then stay in lockstep."""
+    return observed.protocol.at_once and any(point.lengths.fixed for point in observed.points)
 
 
 def _left(found: Fit, distrusted: Collection[int]) -> Floats:
@@ -566,7 +568,7 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
         )
     elif not known.shape_known:
         yield Caution("fitted_dense", {"model": points[0].model})
-    if best.observed.protocol.at_once and any(point.lengths.fixed for point in points):
+    if _in_lockstep(best.observed):
         yield Caution("lockstep")
     if best.observed.trace is None and of_one_level(points):
         yield Caution("one_level", {"points": len(points), "load": points[0].load_label})

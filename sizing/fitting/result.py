@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -113,7 +113,7 @@ class Regime(NamedTuple):
     """Where an engine works at a batch of `batch` sequences of `context` cached tokens each.
 
     `decode`: shares of an iteration that decodes them; `prompt`: of one that takes `prompt_tokens` of a prompt as well.
-    `compute_bound`: whether the matrix products of a decode wait for arithmetic, and of one with a prompt.
+    `decode_compute_bound`, `prompt_compute_bound`: whether the matrix products of these two wait for arithmetic.
     """
 
     batch: int
@@ -491,40 +491,47 @@ class Fit:
     def engine_means(self, points: Sequence[Point]) -> Floats:
         """The same of the engine alone: from its iterations, nothing carried over from measured levels."""
         found = np.empty((len(points), len(MEASURES)))
-        for isl, osl in dict.fromkeys((point.isl, point.osl) for point in points):
-            rows = [row for row, point in enumerate(points) if (point.isl, point.osl) == (isl, osl)]
-            engine = self.at(isl, osl).engine
-            found[rows] = Replay(point_runs([points[row] for row in rows], self.protocol), engine).means(engine)
+        for rows, local in self._by_lengths(points):
+            runs = point_runs([points[row] for row in rows], self.protocol)
+            found[rows] = Replay(runs, local.engine).means(local.engine)
         return found
+
+    def _by_lengths(self, points: Sequence[Point]) -> Iterator[tuple[list[int], Fit]]:
+        """The rows of the points of each pair of mean lengths, and the fit for these."""
+        groups: dict[tuple[float, float], list[int]] = {}
+        for row, point in enumerate(points):
+            groups.setdefault((point.isl, point.osl), []).append(row)
+        for lengths, rows in groups.items():
+            yield rows, self.at(*lengths)
 
     def mean_sigmas(self, points: Sequence[Point]) -> Floats:
         """Relative standard errors of requests/s, TTFT and ITL of `means` against a new measurement of these
         closed-loop points, shape (points, 3): what the law, its bend and its own error leave open where measured levels
         do not hold it, and the noise of the measurement, with its luck of lengths. What is carried over from one level
         counts as well: it is half of the difference."""
+        known = np.flatnonzero(np.isfinite(self.left).any(axis=1) & (not self.of_one_level))
+        levels = [self._levels[row] for row in known]
+        shares = share_beyond_luck(levels, luck_ratio(self._trusted))
         sigmas = np.empty((len(points), 3))
-        for isl, osl in dict.fromkeys((point.isl, point.osl) for point in points):
-            rows = [row for row, point in enumerate(points) if (point.isl, point.osl) == (isl, osl)]
-            own, local = [points[row] for row in rows], self.at(isl, osl)
-            known = np.flatnonzero(np.isfinite(self.left).any(axis=1) & (not self.of_one_level))
-            replay = Replay(point_runs([*own, *(self._levels[row] for row in known)], self.protocol), local.engine)
+        for rows, local in self._by_lengths(points):
+            own = [points[row] for row in rows]
+            replay = Replay(point_runs([*own, *levels], self.protocol), local.engine)
+            met = [concurrency(point) for point in (*own, *levels)]
+            batches = np.unique(np.minimum(met, local.batching.max_batch_size)).astype(float)
             variance = np.zeros((len(rows), 3))
             there = np.full((len(self._levels), 3), math.nan)
-            shares = share_beyond_luck([self._levels[row] for row in known], luck_ratio(self._trusted))
-            met = [concurrency(point) for point in (*own, *(self._levels[row] for row in known))]
-            batches = np.unique(np.minimum(met, local.batching.max_batch_size)).astype(float)
             for faster, slower in local.variants_seen(own[0].lengths, batches[:, None]):
                 change = np.log(replay.means(slower)[:, :3] / replay.means(faster)[:, :3])
                 there[known] = shares * change[len(own) :]  # where it was measured, the answer changes by the rest
                 carried = [carried_over(self._levels, there, point, self.batching) for point in own]
                 variance += np.nan_to_num((change[: len(own)] - carried) / 2) ** 2
-            has_experts = self.law.has_experts
-            scatter = [closed_sigmas(self._levels, self.protocol, point, has_experts=has_experts) for point in own]
-            variance += np.square(scatter)
-            variance += np.square([self.luck(point) for point in own])
+            for row, point in enumerate(own):
+                scatter = closed_sigmas(self._levels, self.protocol, point, has_experts=self.law.has_experts)
+                variance[row] += np.square(scatter)
+                variance[row] += np.square(self.luck(point))
             if self.of_one_level:
                 variance += self._carried(own) ** 2
-            elif len(known):
+            elif levels:
                 variance += (CHANGES * local.law_error.by_measure[:3]) ** 2
             sigmas[rows] = np.sqrt(variance)
         return sigmas

@@ -545,24 +545,25 @@ def trace_points(trace: ServedTrace, deployment: Deployment) -> tuple[Point, ...
         gaps = osl > 1
         span_s = float(trace.arrival_s[end - 1] - trace.arrival_s[begin])
         rate = max(end - begin - 1, 1) / max(span_s, 1e-9 * (end - begin))  # of requests at once no point could say
-        points.append(
-            Point(
-                **deployment._asdict(),
-                isl=float(isl.mean()),
-                osl=float(osl.mean()),
-                isl_cv=float(isl.std() / isl.mean()),
-                osl_cv=float(osl.std() / osl.mean()),
-                load_kind="trace",
-                load_value=rate,
-                requests_per_s=rate,
-                requests=end - begin,
-                ttft_mean_s=_known(np.mean, ttft_s),
-                ttft_p50_s=_known(np.median, ttft_s),
-                ttft_p95_s=_known(lambda values: np.percentile(values, 95), ttft_s),
-                itl_mean_s=_known(np.mean, ((e2e_s - ttft_s)[gaps] / (osl[gaps] - 1))),
-                e2e_mean_s=_known(np.mean, e2e_s),
-            )
+        point = Point(
+            **deployment._asdict(),
+            isl=float(isl.mean()),
+            osl=float(osl.mean()),
+            isl_cv=float(isl.std() / isl.mean()),
+            osl_cv=float(osl.std() / osl.mean()),
+            load_kind="trace",
+            load_value=rate,
+            requests_per_s=rate,
+            requests=end - begin,
+            ttft_mean_s=_known(np.mean, ttft_s),
+            ttft_p50_s=_known(np.median, ttft_s),
+            ttft_p95_s=_known(lambda values: np.percentile(values, 95), ttft_s),
+            itl_mean_s=_known(np.mean, ((e2e_s - ttft_s)[gaps] / (osl[gaps] - 1))),
+            e2e_mean_s=_known(np.mean, e2e_s),
         )
+        if in_flight(point) > len(trace.isl):  # a burst, too short for Little's law
+            point = replace(point, mean_in_flight=len(trace.isl))
+        points.append(point)
     return tuple(points)
 
 

@@ -285,6 +285,14 @@ def test_a_trace_is_fitted_and_predicts_its_rest() -> None:
         fit_trace(short, found.deployment)
 
 
+def test_a_burst_does_not_ask_for_more_slots_than_the_trace_has_requests() -> None:
+    """200 of 1,200 requests come in one instant: whole groups have no time between their arrivals, so no rate."""
+    trace = trace_of(Replica(GPU, Batching("chunked", token_budget=2048)), 8.0, 1200)
+    found = fit_trace(trace, Deployment("m", "p", "g", 1, 1, "", "", "", None))
+    assert found.law.decode_s(8, 900) == pytest.approx(GPU.decode_s(8, 900), rel=0.03)
+    assert found.calibrated.concurrency <= 1200
+
+
 def test_requests_of_a_trace_that_all_went_unanswered_say_nothing() -> None:
     """Groups of which nothing was measured neither warn nor move the law."""
     replica = Replica(GPU, Batching("chunked", token_budget=2048))

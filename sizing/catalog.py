@@ -478,7 +478,6 @@ def of_layout(replica: Replica, layout: Layout, model: Model, lengths: Lengths) 
 def unread_share(model: Model, layout: Layout) -> float:
     """Share of a GPU's weights that one token in each rank leaves unread: of all its experts, and of nothing else.
 
-    >>> from sizing.catalog import models
     >>> qwen = models()["Qwen/Qwen3-235B-A22B"]
     >>> round(unread_share(qwen, Layout(8)), 3), round(unread_share(qwen, Layout(dp=8, ep=8)), 3)
     (0.908, 0.474)
@@ -491,7 +490,6 @@ def unread_share(model: Model, layout: Layout) -> float:
 def routed_parameters(model: Model) -> float:
     """Parameters of the experts among which tokens are routed; 0 for a dense model.
 
-    >>> from sizing.catalog import models
     >>> round(routed_parameters(models()["deepseek-ai/DeepSeek-R1"]) / 1e9)
     655
     """

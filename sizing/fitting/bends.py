@@ -88,7 +88,7 @@ def bend(best: Trial) -> tuple[BentLaw, ...]:
     ]
     spread = 1.0 if alone else _spread_found(bent)
     sizes = _sizes_found([trial for trial, _ in bent])
-    return tuple(_told(trial, slopes, spread, sizes) for trial, slopes in bent)
+    return tuple(_bent_law(trial, slopes, spread, sizes) for trial, slopes in bent)
 
 
 def _bent(best: Trial, rows: Sequence[int], alone: bool) -> tuple[Trial, Floats]:
@@ -112,9 +112,9 @@ def _bent(best: Trial, rows: Sequence[int], alone: bool) -> tuple[Trial, Floats]
 def _spread_found(bent: Sequence[tuple[Trial, Floats]]) -> float:
     """How far the laws of single lengths lie from the law of all, as a share of `SPREAD`, 1 at most.
 
-    The mean square of their whitened distances over as many of these as the levels determine, with a prior worth two
-    (the evidence framework of MacKay 1992, Neural Comput. 4:415): a spread found small makes a large one unlikely in
-    the coefficients that the levels of one pair of lengths do not tell.
+    The sum of their squared whitened distances over the number of coefficients that the levels determine, with a prior
+    worth two (the evidence framework of MacKay 1992, Neural Comput. 4:415). If it is small, coefficients that the
+    levels of one pair of lengths leave open are unlikely to lie far off.
     """
     squares, told = 0.0, 0.0
     for trial, slopes in bent:
@@ -128,11 +128,8 @@ def _spread_found(bent: Sequence[tuple[Trial, Floats]]) -> float:
 
 
 def _sizes_found(bent: Sequence[Trial]) -> tuple[float, float]:
-    """How large the bends of decode steps and of prompts are, as a share of what was thought possible, 1 at most.
-
-    Bends found small make large ones unlikely: the size of all is told by those seen, at any lengths, as the mean
-    square of numbers with a prior worth two of them.
-    """
+    """How large the bends of decode steps and of prompts are, as a share of what was thought possible, 1 at most: root
+    mean square over all nodes at all lengths, with a prior worth two nodes."""
     squares, told = np.zeros(2), 0
     for trial in bent:
         parts = trial.numbers[trial.parameters.straight :].reshape(2, -1)
@@ -142,9 +139,9 @@ def _sizes_found(bent: Sequence[Trial]) -> tuple[float, float]:
     return float(decode), float(prompt)
 
 
-def _told(trial: Trial, slopes: Floats, spread: float, sizes: tuple[float, float]) -> BentLaw:
-    """What the fit of one pair of lengths says: its distance from the law of all `spread` times what was thought, its
-    bends of these `sizes`."""
+def _bent_law(trial: Trial, slopes: Floats, spread: float, sizes: tuple[float, float]) -> BentLaw:
+    """The result of one pair of lengths; `spread` and `sizes` scale the prior's standard deviations of the straight
+    numbers and of the bends."""
     straight, half = trial.parameters.straight, len(trial.parameters.nodes)
     covariance = trial.covariance(slopes, np.concatenate([np.full(straight, spread), np.repeat(sizes, half)]))
     points = trial.observed.points
@@ -160,13 +157,13 @@ def are_alike(lengths: tuple[float, float], point: Point) -> bool:
 
 @lru_cache(maxsize=256)
 def open_bends(sequences: tuple[float, ...], sizes: tuple[float, float], most: float) -> Floats:
-    """What the batches `sequences` that were measured leave open of the bends of decode steps and of prompts, of these
-    `sizes`: independent changes of one standard error each, shape (changes, 2, 23), at the knots of `Bend.tables`.
+    """What bends of decode steps and of prompts, of these `sizes`, may still be after measurements at the batches
+    `sequences`: independent changes of one standard error each, shape (changes, 2, 23), at the knots of `Bend.tables`.
     Beyond `most` sequences a bend stays as open as there.
 
-    Eigenvectors of what is left of the Gaussian process once its values at `sequences` are known (Rasmussen and
-    Williams 2006, section 2.2). Between two batches it errs by itself, so a server whose batch keeps changing meets
-    errors that partly cancel.
+    The changes are eigenvectors of the Gaussian process given its values at `sequences` (Rasmussen and Williams 2006,
+    section 2.2). Errors between different batches are independent, so they partly cancel where the batch keeps
+    changing.
     """
     nodes, knots = np.log(sequences), np.minimum(BEND_KNOTS, math.log(most))
     own = np.unique(knots)

@@ -134,8 +134,8 @@ def numbers_of(engine: Replica, names: Sequence[str]) -> Floats:
 def stepped(numbers: Floats, shift: Floats) -> Floats:
     """The numbers moved by `shift`, the coefficients among them, which come first, by shares of their values.
 
-    What points tell of coefficients is mostly a sum of some of them: along it one grows by what another loses, a
-    straight line of seconds, which is none of logarithms. To first order both are the same.
+    Points mostly determine sums of coefficients. Along such a sum one coefficient grows by the seconds that another
+    loses: a straight line in seconds, but not in logarithms. To first order both moves are the same.
     """
     found = numbers + shift
     first = slice(len(COEFFICIENTS))
@@ -188,8 +188,8 @@ def root(function: Callable[[float], float], low: float, high: float, **options:
 
 # --- How far the law itself is off: the scatter of the misfits beyond what the errors of the measurement explain
 #
-# No engine follows eight coefficients exactly. Without an allowance for that, levels measured precisely outweigh
-# levels that are not, though the law is as wrong at both, and a fit moves with small changes of the errors granted.
+# No engine follows eight coefficients exactly. Without an allowance for that, precisely measured levels outweigh the
+# others although the law is equally wrong at both, and small changes of the errors granted move the fit.
 
 LEAST_FIGURES = 4
 """Figures of a kind from which its error is told."""

@@ -59,12 +59,12 @@ LEAST, MOST, LOOKS = 0.2, 2.0, 3
 """The most that one look at the cost may change a variance, as the cost of a simulation is not smooth; and how many
 looks there are."""
 START_PRICE, KV_PRICE, BUDGET_PRICE, POLICY_PRICE, LOOKAHEAD_PRICE = 10.0, 3.0, 6.0, 10.0, 4.0
-"""Added to the cost of an explanation whose users began together, of one with a KV cache of its own, of one with
-another token budget, policy or look-ahead than the engine's defaults: what each must gain to be believed. The first is
-of TTFT that is trusted in full; the less it is, the less there is to gain."""
+"""Added to the cost of an explanation with users who began together, with a fitted KV cache, or with another token
+budget, policy or look-ahead than the engine's defaults: what each must gain to be believed. The first holds for TTFT
+that is trusted in full, and falls with the trust, as the possible gain does."""
 CHUNK_PRICE = 20.0
-"""In place of BUDGET_PRICE, where an MoE model's prompts are cut: what an iteration with a prompt costs it whatever the
-tokens, smaller chunks explain as well at the lengths that were measured, and are far off where prompts are longer."""
+"""Replaces BUDGET_PRICE for an MoE model whose prompts are cut. At the measured lengths smaller chunks explain the
+fixed cost of an iteration with a prompt as well; for longer prompts they are far off."""
 LITTLE = 0.01
 """Changes of the law's error that do not move the fit: those of the measurement are 2 to 4 %."""
 
@@ -144,11 +144,11 @@ class Trial:
 
         Slopes are differences over `stride`: a wide one sees past the small jumps that the simulated TTFT makes when
         an arrival falls into another iteration. `central` ones, to both sides, are twice the work and twice as good.
-        `carried`: they are taken once, or from `log_slopes` where these are set, and from there on corrected by what
-        each step showed (Broyden 1965): a fifth of the work, for a sketch. A step to an engine so slow that no request
-        of some level is answered shows nothing; least squares tries a shorter one. From such an engine there is no
-        way: its cost is infinite.
-        The search runs over the distance from where it starts, so that its tolerances are of that distance.
+        `carried`: they are taken once, or from `log_slopes` where these are set, and then corrected by what each step
+        showed (Broyden 1965): a fifth of the work, for a sketch. A step to an engine so slow that some level has no
+        answered request shows nothing, and least squares tries a shorter one. A search cannot start at such an engine:
+        its cost is infinite.
+        The search runs over the distance from its start, so its tolerances apply to that distance.
         """
         start, last = self.numbers, list[tuple[Floats, Floats]]()
         if not np.isfinite(self.logs(start)[self.known]).all():
@@ -258,11 +258,11 @@ class Trial:
         exceed the errors of measurement and law. `of_prior`, shape (names,): how far from the prior the numbers are now
         thought to lie, as shares of its standard deviations.
 
-        The inverse of J'J starts it. Logarithms of coefficients that hardly count have little slope, and far too wide a
-        standard error follows: made five times as large such a coefficient does count, and the points speak against it.
-        So the cost is looked at one standard error away to both sides along every eigenvector, where it should have
-        risen by a half, and the variance there corrected in proportion (a Laplace approximation by secants), again
-        where it was by the most that one look may change.
+        It starts from the inverse of J'J, which is far too wide for coefficients that hardly count: their logarithms
+        have little slope, but five times as large they would count, and the points would contradict them. So the cost
+        is computed one standard error to both sides along every eigenvector, where it should have risen by a half, and
+        the variance is corrected in proportion (a Laplace approximation by secants); again, where it fell by the most
+        that one look may change.
         """
         own = np.concatenate([np.ones(len(slopes) - len(self.numbers)), np.ones(len(self.numbers)) / of_prior])
         curvature = (slopes * own[:, None]).T @ (slopes * own[:, None])
@@ -374,21 +374,20 @@ PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.25, 1.0, 0.25, 0.5, 1.5, 1.5)
 """The same for a law from elsewhere (a day-zero estimate): weights, KV reads and arithmetic follow from sizes and the
 GPU's bandwidth and FLOP/s."""
 TIMED_TOKEN_SIGMA = 0.12
-"""The same of the arithmetic of a dense model's token where its kernels were timed: large matrix products take what
-they take, and what one level or one ISL seems to say against that is mostly the start of its users or another rule."""
+"""The same of the arithmetic of a dense model's token where its kernels were timed. Large matrix products are predicted
+well; what one level or one ISL seems to say against them is mostly the start of its users, or another rule."""
 MIXTURE_SIGMAS = {"weights_s": 0.5, "overhead_s": 0.25, "prefill_s": 0.5, "request_s": 0.7}
-"""The same for an MoE model of which one level was measured: what its estimate misses in ITL is mostly the time that
-experts take, read by the batch, and hardly what every step takes; what it misses in TTFT is mostly outside the
-iterations, up to `REQUEST_S`, or the start of the users. Where it was put down to what an iteration with a prompt costs
-beside, this grew to 35 times what was timed, and ITL at other loads with it."""
+"""The same for an MoE model of which one level was measured. Its estimate misses ITL mostly by the time of the experts,
+which depends on the batch, and hardly by what every step takes; it misses TTFT mostly outside the iterations, by up to
+`REQUEST_S`, or by the start of the users. Attributed to the fixed cost of an iteration with a prompt, that miss made it
+35 times what was timed, and ITL at other loads as wrong."""
 BESIDE_KERNELS = 2.7
-"""What an iteration of an MoE model with a prompt costs beside its tokens, over what summed kernels give for it: from
-published servers, each pair of lengths predicted from the others. Short prompts hardly separate the two, and whatever
-is misread as the cost of tokens there grows with the length of the prompt. One level separates nothing, and is not
-used."""
+"""The fixed cost of an MoE model's iteration with a prompt, over what summed kernels give for it: from published
+servers, each pair of lengths predicted from the others. Short prompts hardly separate it from the cost of their tokens,
+and what is misread as the latter grows with the prompt. Not used for one level, which separates nothing."""
 LITTLE_OF_NOTHING = 0.1
-"""What an estimate has nothing of (time outside iterations) is this share of the rough guess where one level is all
-that was measured: else its own prediction would be explained by another law."""
+"""With one level, what an estimate leaves at 0 (time outside iterations) starts at this share of the rough guess. From
+the whole guess, a level that is just as estimated would be explained by another law."""
 KERNEL_TIMED = 0.2
 """Relative standard error of an estimate by kernel timings. All its coefficients share it, beside PRIOR_SIGMAS of their
 own: the estimates of a whole kind of engine are too slow or too fast, and their shape is better than their scale."""
@@ -585,9 +584,9 @@ class Known:
 NEAR, NEAR_BY = 1.5, 3.0
 """A sketch is carried on where its claim is within this factor of the best one's, and this much."""
 HOPELESS, HOPELESS_BY, WRONG_START = 20.0, 60.0, 100.0
-"""A batching rule whose claim is beyond this factor of the best one's, and this much, whatever way to start is tried
-first, is not tried with the others; nor searched, where that is so at the numbers of the best. Numbers found with one
-way to start are far off with another: a factor of 47 was seen to be made good, and one of `WRONG_START` ends it."""
+"""A batching rule is given up if its claim exceeds HOPELESS times the best one's plus HOPELESS_BY, before its search
+(at the numbers of the best) or after it. The first way to start decides that. Its numbers are far off with another way:
+searches made good a factor of 47, so there a search is left out only from WRONG_START times on."""
 MOST_FINISHED = 4
 """Sketches carried on at most."""
 

@@ -92,7 +92,7 @@ def unknowns(names: Sequence[str], slopes: Floats, prior_sigma: Floats) -> tuple
 
 
 SLOTS_BY_HAND = 256
-"""max_batch_size that is set most often where an engine's default is larger."""
+"""The max_batch_size that people set most often where an engine's default is larger."""
 SET_BY_HAND = 0.1
 """What ran at once is taken for a limit that is a power of two if it is this near to it, in logarithms."""
 TOKEN_BUDGETS = (Batching().token_budget, 2048, 65_536)
@@ -102,8 +102,8 @@ NEAR_A_BUDGET = 0.05
 NEAR_KERNELS, FROM_SHAPE = 0.03, 0.09
 """Errors of the law per unit of ln(ISL) and ln(OSL) from measured lengths: see `_elsewhere`."""
 FROM_ONE_ISL = 2.0
-"""Factor on the first where several levels have prompts of one length: what each token of a prompt costs and what every
-prompt does, only the timings tell then. Of published dense servers, asked for 4 to 8 times the ISL, or a 4th to an 8th.
+"""Factor on NEAR_KERNELS where several levels have prompts of one length: then only the timings separate the cost of a
+token from that of a prompt. From published dense servers, asked for 4 to 8 times the ISL, or a 4th to an 8th.
 """
 NEARLY_FULL = 0.9
 """Share of an estimated KV cache above which a server that shows no limit of it casts doubt on the estimate."""
@@ -136,14 +136,14 @@ def fit(
     """Fit the law to the points of one deployment (any number of lengths): closed loops and, unless `open_loop` is
     False, those at a constant or Poisson rate that kept up with it.
 
-    `prior`: a law from elsewhere to lean on; unless told otherwise the day-zero law of model and GPU, where the
-    catalogue has both. `batching`: the engine's, when it is known; otherwise the policy is chosen by residual and the
-    batch limit taken from the points, `kv_tokens` from the caller or else the points, and so are `token_budget`,
-    `lookahead_steps`, `receive_interval_steps`, `batch_wait_steps` and `batch_wait_ratio`; where nobody tells, the
-    interval is 1, no prompt waits for others, and the look-ahead is what is known of the engine, or 0 where that
-    explains the points better. `protocol`: how the points were measured; where it says nothing of the start, what the
-    points say counts if they agree. A KV cache of unknown size is fitted where it seems to limit the batch; else it is
-    as large as estimated, unless the points held that much already.
+    `prior`: a law from elsewhere to lean on; by default the day-zero law of model and GPU, where the catalogue has
+    both. `batching`: the engine's, when it is known. Otherwise the policy is chosen by residual and the batch limit
+    taken from the points; `kv_tokens`, `token_budget`, `lookahead_steps`, `receive_interval_steps`, `batch_wait_steps`
+    and `batch_wait_ratio` come from the caller, else from the points. Where neither gives them, the interval is 1, no
+    prompt waits for others, and the look-ahead is the engine's default, or 0 where that explains the points better. A
+    KV cache of unknown size is fitted where it seems to limit the batch; else it is as large as estimated, unless the
+    points held that much already. `protocol`: how the points were measured; if it does not say how users started, the
+    points do, where they agree.
 
     Points of one load level scale the law that they lean on, and say nothing of its shape.
     Raises FitError without points to fit, with several deployments, or with one load level and no law to scale.
@@ -209,8 +209,8 @@ def _kv_tokens(told: DayZero, points: Sequence[Point]) -> int | None:
 
 
 def _within_memory(rules: Sequence[Batching], told: DayZero, points: Sequence[Point]) -> tuple[Batching, ...]:
-    """The rules with the KV cache that is estimated, which more users than were measured may fill: without a limit the
-    law would promise them more than memory holds. A server that held more already, or nearly, has another."""
+    """The rules with the estimated KV cache, which more users than were measured may fill: without a limit the law
+    would promise them more than memory holds. Not where the server held that much already, or nearly."""
     if told.kv_tokens is None or _held_tokens(points) > NEARLY_FULL * told.kv_tokens:
         return tuple(rules)
     return tuple(replace(rule, kv_tokens=told.kv_tokens) for rule in rules)
@@ -238,11 +238,11 @@ def _check_units(points: Sequence[Point]) -> None:
 
 
 REFUTED = 1.15
-"""What the sequences of a level held or were, by Little's law, over a limit that is told, from which it is not true."""
+"""Tokens held or sequences of a level, by Little's law, over the limit given, from which that limit is not believed."""
 
 
 def _told_scheduling(points: Sequence[Point], by_caller: Scheduling) -> Scheduling:
-    """What the caller tells, else all points alike: only that is binding."""
+    """What the caller tells, else what all points say alike."""
     said = points[0].batching.strip().lower()
     of_all = zip(*(point.scheduling for point in points), strict=True)
     alike = {name: each[0] for name, each in zip(Scheduling._fields, of_all, strict=True) if len(set(each)) == 1}
@@ -404,8 +404,8 @@ def _usable(points: Sequence[Point], open_loop: bool) -> tuple[Point, ...]:
 
 
 def _place(point: Point) -> tuple[bool, float, float, str, float, str]:
-    """Where a point stands among those of a fit, whatever the order in which they were given: a search that ends within
-    rounding errors of two explanations would otherwise choose between them by the order of rows."""
+    """Sorts the points of a fit, so that the order in which they were given does not matter: a search that ends within
+    rounding errors of two explanations would choose between them by the order of rows."""
     closed = point.load_kind == "concurrency"
     return (not closed, point.isl, point.osl, point.load_kind, point.load_value, repr(point))
 

@@ -31,7 +31,8 @@ MOST_STREAM_REQUESTS = 60_000
 """Requests simulated for all open-loop points together, if that leaves at least `LEAST_STREAM_REQUESTS` for each."""
 LEAST_STREAM_REQUESTS = 400
 MOST_CLOSED_REQUESTS, FEWEST_ROUNDS = 10_000, 3
-"""Requests of a closed loop simulated from its start at most, and the rounds that are simulated of very many users."""
+"""The most requests of a closed loop that are simulated from its start, and the rounds simulated even for very many
+users."""
 
 
 def defaults_of(point: Point) -> EngineDefaults:
@@ -41,9 +42,9 @@ def defaults_of(point: Point) -> EngineDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is simulated: `rounds` of equal requests in a closed loop, `blocks` of requests whose lengths vary (a
-    block has each quantile once), ramps of different length (`phases` at few users, `least_phases` at many), `stream`
-    requests of an open loop."""
+    """How much is simulated. Of a closed loop: `rounds` of equal requests, or `blocks` of requests whose lengths vary
+    (a block has each quantile once) and at least `varied_rounds`; ramps of different length, `phases` at few users and
+    `least_phases` at many. Of an open loop: `stream` requests."""
 
     rounds: int = 4
     blocks: int = 3
@@ -58,7 +59,7 @@ BURST_S = 1e-3
 RAMPED = Protocol("ramp")
 FULL = Effort()
 SKETCH = Effort(rounds=4, blocks=3, varied_rounds=3, phases=2, least_phases=1, stream=1000)
-"""A first look: a third of the work; means with lengths that vary are off by about 1 %."""
+"""A first look with a third of the work; means are off by about 1 % where lengths vary."""
 
 
 def concurrency(point: Point) -> int:
@@ -177,8 +178,8 @@ def _stream_runs(
 
 
 def phase_runs(point: Point) -> tuple[ReplayRun, ...]:
-    """The runs of a closed-loop point with equal lengths, each ramp in a row of its own: they go round in the phases
-    they started in indefinitely, and a measurement sees one of them."""
+    """The runs of a closed-loop point with equal lengths, each ramp in a row of its own: users keep the phases in which
+    they started, and a measurement sees one ramp."""
     runs = _closed_runs(0, point, RAMPED, replace(FULL, least_phases=FULL.phases), np.random.default_rng(0))
     return tuple(
         run._replace(windows=tuple((begin, end, number) for begin, end, _ in run.windows))
@@ -206,8 +207,8 @@ class ServedTrace:
     """Requests served by one replica, one by one: `arrival_s` ascending, `isl` and `osl` in tokens, and the TTFT and
     E2E that each saw, in seconds (NaN where not known). All arrays of shape (requests,).
 
-    Requests of which neither is known are served all the same: later ones hold up those before them. A trace that is
-    cut must keep them, with NaN (see `known_until`).
+    Requests of which neither is known still load the server, and later ones hold up earlier ones. So a trace that is
+    cut must keep the rest, with NaN (see `known_until`).
     """
 
     arrival_s: Seconds
@@ -222,7 +223,7 @@ class ServedTrace:
         return np.asarray(np.isfinite(self.ttft_s) | np.isfinite(self.e2e_s))
 
     def known_until(self, requests: int) -> ServedTrace:
-        """The same trace with what only the first `requests` of them saw."""
+        """The same trace, with known latencies of the first `requests` only."""
         late = np.arange(len(self.isl)) >= requests
         return replace(self, ttft_s=np.where(late, np.nan, self.ttft_s), e2e_s=np.where(late, np.nan, self.e2e_s))
 
@@ -256,14 +257,14 @@ AS_USUAL = 4.0
 GAP_SIGMAS = 0.02, 0.04
 """The same for p50 and p95 of the gaps between tokens of a closed loop."""
 GAP_NEAR = (50, 3), (95, 1.5)
-"""Percentiles of the gaps that are used, and how far off in rank: a law that puts a few more gaps beside a prompt may
-be right, yet its median far off where half of them are."""
+"""Percentiles of the gaps that are used, and by how many ranks they may be off: where half of the gaps are beside a
+prompt, a few more of them move the median far, though the law may be right."""
 QUEUED_TTFT_SIGMA = 0.5
 """The same for TTFT with more users than slots: it is then a small difference of large numbers."""
 SKEWED = 1.5
-"""Mean TTFT over its median from which the start of a run, one request in ten of each user as a rule, may be in it."""
+"""Mean TTFT over its median from which it may include the start of the run, as a rule one request in ten of a user."""
 QUEUED = 0.3
-"""Share of E2E that a mean TTFT takes where requests mostly wait: it then describes the queue, as E2E does."""
+"""Share of E2E from which a mean TTFT is mostly waiting: it then describes the queue, as E2E does."""
 SCATTER_BLOCKS = 8
 """Parts of an open loop that show how much its means scatter by chance."""
 
@@ -604,14 +605,14 @@ def busiest(points: Sequence[Point]) -> int:
 # --- What a closed loop shows beside the engine's iterations: how its tool counts, whom users meet, and
 # where the engine departs from its law
 #
-# None of this follows from an iteration time. A tool's requests/s may hold the ramp and the drain of its window; a mean
-# TTFT holds who happens to meet whom in a batch, or a burst of the start inside the window. So what the levels measured
-# show beyond the engine is carried over to a level asked: the law draws the curve, and at the levels it goes through
-# what was measured. Nothing of this concerns requests that arrive at random.
+# None of this follows from an iteration time. A tool's requests/s may include the ramp and the drain of its window; a
+# mean TTFT depends on who happens to meet whom in a batch, and on a burst at the start of the window. So what measured
+# levels show beyond the engine is carried over to the level asked for: the law gives the shape of the curve, which goes
+# through the measured levels. Requests that arrive at random are not concerned.
 
 CLOSED_SIGMA, CLOSED_TTFT_SIGMA = 0.025, 0.10
-"""Relative scatter of requests/s and mean ITL, and of a mean TTFT, about a smooth curve over the users, in published
-closed loops: TTFT tells of the start of each run as much as of the engine."""
+"""Relative scatter of requests/s and mean ITL, and of mean TTFT, about a smooth curve over the users in published
+closed loops: TTFT depends on the start of each run as much as on the engine."""
 BETWEEN_TTFT_SIGMA, ELSEWHERE_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.09, 0.4, 0.6
 """The same of TTFT about what a fit says: between measured levels, at lengths that were not measured (at one ISL
 published mean TTFT differs by a factor of two or more between output lengths, which no iteration explains), and of fits
@@ -628,16 +629,16 @@ STEADY_BETWEEN_TTFT_SIGMA, STEADY_BEYOND_TTFT_SIGMA = 0.05, 0.15
 CHANGES = 0.6
 """Of the law's error, what changes from level to level: the rest is carried over with what was measured there."""
 LINE_SHARE = 0.2
-"""Of an answer between measured levels, what straight lines through them say: they err about twice as far as the law,
-and otherwise, so that both together err less than either (Bates and Granger 1969, Oper. Res. Q. 20:451)."""
+"""Weight of straight lines through measured levels in an answer between them. They err about twice as far as the law,
+but differently, so both together err less than either (Bates and Granger 1969, Oper. Res. Q. 20:451)."""
 DRAWN_OUT_SHARE = 0.3
-"""Of a mean TTFT beyond the most users measured, what the line through the two highest levels, drawn out, says."""
+"""Weight of the extrapolated line through the two highest levels in a mean TTFT beyond them."""
 ISL_REACH, OSL_REACH, FAR_FROM_ALL = 0.5, 4.0, 0.1
-"""Units of ln(ISL) and ln(OSL) over which what levels show counts 1/e, and what stands for nothing beside them: of
-published servers, each pair of lengths predicted from the others."""
+"""Units of ln(ISL) and ln(OSL) over which the weight of a level falls to 1/e, and the weight of no correction at all:
+from published servers, each pair of lengths predicted from the others."""
 ALIKE, ALIKE_CV = 0.05, 0.1
-"""Mean lengths, and prompts less what a prefix cache has of them, within the first, in logarithms, and coefficients of
-variation within the second are the same."""
+"""Mean lengths, and prompts without their cached part, count as the same within ALIKE, in logarithms; coefficients of
+variation within ALIKE_CV."""
 
 
 def levels_at(levels: Sequence[Point], point: Point) -> list[Point]:
@@ -698,9 +699,8 @@ def _drawn_out(levels: Sequence[Point], users: int) -> float | None:
 
 
 def holds_no_start(points: Sequence[Point], protocol: Protocol) -> bool:
-    """True where the mean TTFT of the closed loops is that of a steady window: their users' start was told, or every
-    level was judged steady, or has its median near its mean. Of others it tells of the start as well, and of how long
-    its requests counted."""
+    """True where the mean TTFT of the closed loops is that of a steady window: the start of their users was told, or
+    every level was judged steady or has its median near its mean. Otherwise it may include the start of the run."""
     told = protocol.start != "unknown" and not protocol.inferred
     closed = [point for point in points if point.load_kind == "concurrency"]
     return told or all(point.verdict == "steady" or _is_near_median(point) for point in closed)
@@ -716,7 +716,7 @@ def closed_sigmas(
     asked = math.log(concurrency(point))
     most = max((concurrency(level) for level in levels if level.load_kind == "concurrency"), default=concurrency(point))
     steps = math.hypot(CLOSED_SIGMA, BEYOND_SIGMA * max(0.0, asked - math.log(most)))
-    # Of a TTFT that was not measured, levels of the same lengths say no more than others.
+    # A level without a TTFT says no more about it for having the same lengths.
     if not (own := [math.log(concurrency(level)) for level in levels_at(levels, point) if level.ttft_mean_s]):
         several, one = ELSEWHERE_TTFT_SIGMA, ONE_ISL_TTFT_SIGMA
         if has_experts:
@@ -771,10 +771,10 @@ def carried_over(levels: Sequence[Point], left: Floats, point: Point, batching: 
     """What the levels show beyond the engine, `left` (see `left_over`, shape (levels, 3)), for a closed-loop `point`:
     requests/s, TTFT and ITL, shape (3,), zeros where no level tells.
 
-    Levels of its own lengths say it, a straight line over the logarithm of the users; outside them the nearest does,
-    half of it at half or twice its users. Without such levels those of other lengths do, weighted by their nearness,
-    which the length of the prompts decides for the most part, and less the farther all of them are (kernel regression,
-    Nadaraya 1964 and Watson 1964, drawn towards nothing).
+    Between levels of its own lengths it lies on straight lines over the logarithm of the users; outside them the
+    nearest level counts, by half at half or twice its users. Without such levels it is the mean over other lengths,
+    weighted by their nearness, mostly that of the prompts, and smaller the farther all of them are (kernel regression,
+    Nadaraya 1964 and Watson 1964, shrunk towards zero).
     """
     series: dict[tuple[float, float], list[int]] = {}
     for row, level in enumerate(levels):
@@ -809,9 +809,9 @@ def _nearness(point: Point, level: Point) -> float:
 def _on_line(
     levels: Sequence[Point], left: Floats, rows: Sequence[int], point: Point, batching: Batching
 ) -> tuple[float, Floats]:
-    """What the levels `rows`, of one pair of lengths, show beyond the engine at the point's users, shape (3,), and the
-    share of it that counts. NaN where none tells: a level where users wait for slots or memory, and one where none
-    does, tell nothing of each other, as the engine knows where a queue begins, and no line does."""
+    """The share that counts, and what the levels `rows`, of one pair of lengths, show beyond the engine at the point's
+    users, shape (3,); NaN where none tells. Levels where users wait for slots or memory and levels where none does say
+    nothing about each other: the engine knows where a queue begins, a line does not."""
     asked, queue = math.log(concurrency(point)), users_wait(point, batching)
     everyone = [math.log(concurrency(levels[row])) for row in rows]
     values = np.full(3, math.nan)
@@ -830,7 +830,7 @@ def users_wait(point: Point, batching: Batching) -> bool:
 
 
 def as_little_counts(levels: Sequence[Point], point: Point, ttft_s: float, itl_s: float) -> float:
-    """Requests/s of a closed-loop `point` to which none are carried over, of a tool that does not count in a steady
-    window: those of Little's law, times what its counting made of them at the `levels` (their median)."""
+    """Requests/s of a closed-loop `point` without any carried over, by a tool that does not count in a steady window:
+    Little's law times the median of what its counting made of it at the `levels`."""
     little_per_s = concurrency(point) / (ttft_s + (point.osl - 1) * (itl_s if round(point.osl) > 1 else 0.0))
     return little_per_s * math.exp(float(np.median([counting_log(level) for level in levels])))

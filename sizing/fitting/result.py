@@ -204,9 +204,9 @@ OPENS_UP_TO = 4
 FIFTHS = np.array([-1.28, -0.52, 0.0, 0.52, 1.28])
 """Medians of the five fifths of a standard normal variable."""
 EVEN = 0.2
-"""What the slower and the faster of a pair may be off together, over what they are apart, for times that change evenly:
-of a coefficient that is hardly known the slower end is far off and the faster is not, and a part of its pair is not so
-much of its change."""
+"""Times change evenly along a pair if its ends together are off by at most this share of their distance. Along a hardly
+known coefficient the slower end is far off and the faster is not, so a fraction of the pair is not that fraction of
+the change."""
 FARTHEST = 3.0
 """Distance in ln(ISL) and ln(OSL) together from which a law is trusted no less: a factor of 20."""
 
@@ -360,10 +360,9 @@ class Fit:
         `batches`: sequences in the engine that requests meet, shape (means, near), those of a row in turn; by default
         such as arrivals at random make of any load.
 
-        The eigenvectors along which times change evenly are turned (any orthonormal directions will do) into the one
-        along which the times that such requests see change most, the one along which what is left of them does, and so
-        on: principal components of the times, from the law alone. Of all pairs then, those that together make up less
-        than `UNSEEN` of the variance of every time are left out.
+        The eigenvectors along which times change evenly are turned into principal components of the times that such
+        requests see, by the law alone (any orthonormal directions will do). Then pairs that together make up less than
+        `UNSEEN` of the variance of every time are left out.
         """
         fitted = self._measured
         shifts, beside = fitted._shifts, fitted._beside(lengths.isl)

@@ -184,12 +184,18 @@ def gpu(name: str) -> Gpu:
     return _find("GPU", name, gpus())
 
 
+def known_gpu(name: str) -> Gpu | None:
+    """The GPU of that name, in any letter case; None if the catalogue does not know it."""
+    try:
+        return gpu(name)
+    except CatalogueError:
+        return None
+
+
 def memory_bytes(gpu_name: str) -> float:
     """Memory of the GPU of that name; 0 if the catalogue does not know it."""
-    try:
-        return gpu(gpu_name).memory_bytes
-    except CatalogueError:
-        return 0.0
+    found = known_gpu(gpu_name)
+    return found.memory_bytes if found else 0.0
 
 
 def model(name: str) -> Model:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sizing import catalog
 from sizing.candidates import Choice, catalogued, estimated, with_prefix_cache
-from sizing.catalog import BITS, Gpu, Layout, Model, Precision, gpus, precision_named
+from sizing.catalog import BITS, Gpu, Layout, Model, Precision, precision_named
 from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.engine_defaults import engine_named
 from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
@@ -56,7 +56,7 @@ def memory_use(fleet: Fleet, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Me
     measured engine only weights and KV in use are known.
     """
     candidate = fleet.candidate
-    model, chip = catalogued(candidate.model), gpus().get(candidate.gpu)
+    model, chip = catalogued(candidate.model), catalog.known_gpu(candidate.gpu)
     if model is None or chip is None:
         what = f"the model {candidate.model}" if model is None else f"the GPU {candidate.gpu}"
         return f"{what} is not in the catalogue, so neither its size nor its memory is known"
@@ -88,7 +88,7 @@ def kv_cache_tokens(candidate: Candidate) -> int | None:
     known = candidate.replica.batching.kv_tokens
     if known != UNLIMITED_KV_TOKENS:
         return known
-    model, chip = catalogued(candidate.model), gpus().get(candidate.gpu)
+    model, chip = catalogued(candidate.model), catalog.known_gpu(candidate.gpu)
     precision = precision_named(candidate.precision)
     if model is None or chip is None or precision is None:
         return None

@@ -599,17 +599,17 @@ def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
     where the catalogue lacks model or GPU. From kernels alone, without the corrections of an estimate: how far a fit
     trusts each coefficient was chosen for those, on servers from which the corrections were learnt."""
     model, precision = catalog.of_shape(deployment.model), catalog.precision_named(deployment.precision)
-    gpu = deployment.gpu.lower()
-    if model is None or precision is None or gpu not in gpus():
+    gpu = catalog.known_gpu(deployment.gpu)
+    if model is None or precision is None or gpu is None:
         return None
-    model, layout = _packed(model, catalog.gpu(gpu), precision), Layout(deployment.tp, deployment.pp)
+    model, layout = _packed(model, gpu, precision), Layout(deployment.tp, deployment.pp)
     try:
         engine = engine_named(deployment.engine)
-        names = model.id, gpu, layout, precision
+        names = model.id, gpu.id, layout, precision
         own = engine if engine in ENGINES else ""
         known = _estimated(*names, lengths, Batching("chunked"), own, as_measured=False)
     except (CatalogueError, DoesNotFit, EstimateUnavailable):
-        law = roofline_law(model, catalog.gpu(gpu), layout, precision)
+        law = roofline_law(model, gpu, layout, precision)
         return DayZero(law, math.hypot(KERNEL_SIGMA[model.kind], UNTIMED_SIGMA), None)
     law = known.replica.law
     if law.attention_s == 0:  # too small to show in the timings of a prompt, so taken from the shape
@@ -637,8 +637,7 @@ def token_share(gpu_name: str, precision: str) -> float | None:
     The kernel timings of the catalogue's dense models have 1.0 times this in the median, with a standard deviation of
     40 % on servers with NVLink; MoE models, which multiply by few of the weights that they read, have a third of it.
     """
-    named = catalog.precision_named(precision)
-    if named is None or gpu_name not in gpus():
+    named, chip = catalog.precision_named(precision), catalog.known_gpu(gpu_name)
+    if named is None or chip is None:
         return None
-    chip = catalog.gpu(gpu_name)
     return 2 * chip.bandwidth_bytes_per_s / (BITS[named] / 8 * chip.peak_flops_per_s(named))

@@ -103,7 +103,7 @@ def test_a_token_s_arithmetic_follows_from_the_data_sheet() -> None:
     """H100 SXM: 3.35 TB/s and 989 TFLOP/s in bf16, twice that in fp8 for weights half as large."""
     assert token_share("h100_sxm", "bf16") == pytest.approx(3.35 / 989, rel=0.01)
     assert token_share("h100_sxm", "fp8") == pytest.approx(3.35 / 989, rel=0.01)
-    assert token_share("h100_sxm", "FP16") == token_share("h100_sxm", "bf16")
+    assert token_share("H100_SXM", "FP16") == token_share("h100_sxm", "bf16")
     assert token_share("h100_sxm", "float12") is None
     assert token_share("my gpu", "bf16") is None
 

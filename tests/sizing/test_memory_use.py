@@ -54,6 +54,15 @@ def test_the_parts_add_up_to_the_gpu_and_none_is_negative(load_per_s: float, bas
     assert use.capacity_bytes == catalog.gpus()["h200_sxm"].memory_bytes
 
 
+def test_measured_points_may_write_the_gpu_in_capitals() -> None:
+    measured = dataclasses.replace(
+        ESTIMATE, basis="fitted", replica=Replica(ESTIMATE.replica.law, Batching(kv_tokens=UNLIMITED_KV_TOKENS))
+    )
+    capitals = dataclasses.replace(measured, gpu="H200_SXM")
+    assert known(memory_use(of(capitals), LENGTHS)).parts == known(memory_use(of(measured), LENGTHS)).parts
+    assert kv_cache_tokens(capitals) == kv_cache_tokens(measured) is not None
+
+
 def test_weights_are_a_byte_a_parameter_in_fp8_over_the_gpus_of_the_replica() -> None:
     model = catalog.models()["Qwen/Qwen3-32B"]
     assert known(memory_use(of(ESTIMATE), LENGTHS)).of(WEIGHTS) == pytest.approx(model.parameters / 2)

@@ -391,8 +391,10 @@ def _layers(keys: _Keys) -> Iterator[_Layer]:
 
 def _kinds(keys: _Keys) -> list[tuple[str, str]]:
     """What each layer does between tokens and within a token."""
-    if keys.pattern or keys.block_types:
-        return _named(keys.pattern or keys.block_types or (), _BLOCKS, "hybrid_override_pattern")
+    if keys.pattern:
+        return _named(keys.pattern, _BLOCKS, "hybrid_override_pattern")
+    if keys.block_types:
+        return _named(keys.block_types, _BLOCKS, "layers_block_type")
     if keys.layer_types:
         return _named(_of_all(keys, keys.layer_types, "layer_types"), _KINDS, "layer_types")
     if keys.full_marks:

@@ -422,6 +422,8 @@ def test_state_spaces_are_known_by_the_name_that_transformers_5_gives_them() -> 
     blocks = [names[mark] for mark in str(NEMOTRON_H_56B["hybrid_override_pattern"])]
     renamed = NEMOTRON_H_56B | {"hybrid_override_pattern": None, "layers_block_type": blocks}
     assert describe(renamed, "m") == describe(NEMOTRON_H_56B, "m")
+    with pytest.raises(CatalogueError, match=r"key 'layers_block_type': 'conv' is not one of"):
+        describe(renamed | {"layers_block_type": ["conv", *blocks]}, "m")
 
 
 @pytest.mark.parametrize(

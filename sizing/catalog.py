@@ -44,7 +44,7 @@ _SPELLINGS: Mapping[str, Precision] = MappingProxyType(
 CATALOG = resource("data/catalog")
 NEAREST = 3
 ALIKE = 0.6
-"""Share of the letters that names have in common, in order, from which they are taken for a slip (difflib's own)."""
+"""Similarity (difflib's ratio, and its default cutoff) from which a name is taken for a misspelling."""
 CONTEXT = 4096
 """Tokens over which windows and states of fixed size are spread, in `Model.kv_values_per_token`."""
 
@@ -161,7 +161,7 @@ def keep(model: Model) -> Model:
 
 @contextmanager
 def forgotten_after() -> Iterator[None]:
-    """What is kept inside is unknown again outside: a server's questions do not see each other's models."""
+    """Forget models kept inside the block when it ends: a server's questions do not see each other's models."""
     before = dict(_own)
     try:
         yield
@@ -254,7 +254,7 @@ def _shape_name(key: str) -> str:
 
 
 SIBLING = re.compile(r"^meta-|-(instruct|chat|it|hf)(?=-v?[\d.]+$|$)")
-"""Parts of a model's name that say how it was tuned, packed or once called, not how large it is."""
+"""Parts of a model's name that say how it was tuned or once called, not how large it is."""
 
 
 def _base_name(key: str) -> str:

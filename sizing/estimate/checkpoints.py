@@ -177,9 +177,9 @@ UNREAD = (
     *("attn_layer_period", "mamba_d_ssm", "lru_width", "hidden_size_per_layer_input"),
     *("layer_group_size", "conv_L_cache", "zero_expert_num", "use_cla", "per_layer_config"),
 )
-"""Keys of layers that are not counted here: of Jamba, Falcon-H1, RecurrentGemma, and Gemma with a table of embeddings
-for each layer; of Ring and Ling with linear attention, LFM2, LongCat, Hunyuan whose layers share a cache, and of layers
-with sizes of their own. Read without them, their size and cache would be several times off."""
+"""Keys of layers that are not counted here, in this order: Jamba, Falcon-H1, RecurrentGemma, Gemma with an embedding
+table per layer; Ring and Ling with linear attention, LFM2, LongCat, Hunyuan with layers that share a cache, and layers
+with sizes of their own. Ignoring the keys would put size and cache off by several times."""
 UNGATED = (
     *("gpt2", "gpt_neox", "gpt_bigcode", "gptj", "starcoder2", "falcon", "phi", "opt", "bloom", "mpt", "nemotron"),
     *("apertus", "apertus1p5_text"),
@@ -323,8 +323,8 @@ def _model(keys: _Keys, layers: Sequence[_Layer], model_id: str, name: str, pack
 
 
 def _context(keys: _Keys) -> int | None:
-    """As vLLM reads it (`_get_and_verify_max_len`): `model_max_length` is what Command R takes, sixteen times its
-    `max_position_embeddings`, and YaRN lengthens the context it starts from, which Qwen adds for long prompts."""
+    """As vLLM reads it (`_get_and_verify_max_len`): `model_max_length` goes first (Command R: sixteen times its
+    `max_position_embeddings`), and YaRN, which Qwen adds for long prompts, lengthens the context it starts from."""
     known = keys.longest if isinstance(keys.longest, int) and 1 <= keys.longest <= 2**24 else keys.context
     start, factor = keys.rope.get("original_max_position_embeddings"), keys.rope.get("factor")
     is_yarn = "yarn" in (keys.rope.get("rope_type"), keys.rope.get("type"))

@@ -239,8 +239,8 @@ class Room(NamedTuple):
 def room(
     model: Model, gpu: Gpu, layout: Layout, precision: Precision, engine: str, length: int, token_budget: int
 ) -> Room:
-    """What `estimate` counts with for sequences of `length` tokens, where a lane of the replica computes at most
-    `token_budget` tokens an iteration: as the timings of `engine` have it, else those of another, else the roofline."""
+    """Memory for the KV cache as `estimate` counts it, for sequences of `length` tokens and lanes with a
+    `token_budget`: from the timings of `engine`, else of another, else from the roofline."""
     timed = timed_engines(model, gpu.id, layout, precision)
     own = next((each for each in (engine, *timed) if each in timed), "")
     if own:
@@ -290,8 +290,8 @@ of it covers 90 % of the sample of real servers in the kernel database, each row
 dense models (mean error 14 %), 272 of MoE models on Hopper (12 %), 503 on Blackwell (17 %)."""
 ROUGH_FIT = 0.10
 SLOW = 1.5
-"""Times as long as in bf16 at which narrower weights, which are read sooner, were timed with kernels that nobody tuned:
-of MoE models in fp8 by vLLM on H100 and H200, and in fp8_block on L40S."""
+"""Factor over bf16 from which narrower weights, which should be faster, were timed with untuned kernels: MoE models in
+fp8 by vLLM on H100 and H200, and in fp8_block on L40S."""
 
 
 def estimate(
@@ -364,8 +364,8 @@ class _Case:
 
 
 def _timed(case: _Case) -> tuple[_Case, Timed]:
-    """Of the engine asked for, else of the first that was timed; where experts were not timed split as asked, in the
-    layout that was."""
+    """Timings of the engine asked for, else of the first that has any; of experts split in another way where those
+    split as asked were not timed. The case returned has the layout of the timings."""
     if not case.gpu.timed:
         raise EstimateUnavailable(f"nothing was timed on {case.gpu.name}")
     if case.model.id not in catalog.models():
@@ -474,9 +474,9 @@ def _timings_of(timed: Timed, case: _Case) -> str:
 
 
 RANKS_SIGMA, STAGES_SIGMA = 0.35, 0.15
-"""Relative error that data-parallel ranks and pipeline stages add. For ranks the sample of measured servers has 21
-usable rows from four servers: times per output token come out 55 % too long in the median, and with this error 90 % of
-them lie within 1.645 sigma. For stages it has none: that value is a guess."""
+"""Relative error that data-parallel ranks and pipeline stages add. For ranks, measured servers give 21 usable rows from
+four servers: predicted times per output token are 55 % too long in the median, and 90 % lie within 1.645 sigma with
+this error. For stages there are none: that value is a guess."""
 
 
 def _candidate(
@@ -523,9 +523,9 @@ def _check_split(model: Model, layout: Layout) -> None:
 
 
 def _of_kind(law: StepLaw, timed: Timed, case: _Case, model: Model) -> tuple[StepLaw, float, float]:
-    """The law, corrected by what measured servers of its kind have beyond their kernels; the steps that they choose
-    ahead, with which the corrections were learnt; and the law's relative error: of what is known so, less of a `model`
-    that was not among them, and of the law against its timings."""
+    """The law, corrected by what measured servers of its kind have beyond their kernels; the steps that these look
+    ahead, with which the corrections were learnt; and the law's relative error: of the corrections, larger for a
+    `model` that was not measured, and of the law against its timings."""
     if not case.as_measured:
         return law, 0.0, math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error)
     server = Server(timed.backend, case.gpu.id, case.precision, case.model.kind, timed.version, model.shape)

@@ -16,7 +16,7 @@ BUDGET = 8192
 LEAST_BUDGET = 1024
 """Below this budget activations shrink no further."""
 UNCOUNTED = 0.01
-"""Of the cache of the shortest sequence: what at most would be left of it without tokens."""
+"""Share of the shortest sequence's cache up to which what remains without tokens counts as nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Memory:
         return self.capacity_bytes * usual.memory_share - fixed
 
     def with_states(self, state_bytes: float) -> Memory:
-        """Of a model of which each sequence keeps so much on a GPU whatever its length, where that is not counted yet:
-        where the cache of a sequence is in proportion to its tokens."""
+        """With states of `state_bytes` for each sequence on a GPU, unless they are counted already: unchanged where a
+        sequence's cache is not in proportion to its tokens."""
         if self.sequence_bytes(0) > UNCOUNTED * self.sequence_bytes_at[0]:
             return self
         return replace(self, sequence_bytes_at=tuple(size + state_bytes for size in self.sequence_bytes_at))
 
     def staged(self, stages: int, weight_bytes: float) -> Memory:
-        """Of a GPU that holds one of `stages` equal parts of the layers; all of them hold `weight_bytes` a GPU."""
+        """Memory of a GPU with one of `stages` equal parts of the layers; `weight_bytes`: weights of all parts."""
         return replace(
             self,
             fixed_bytes=self.fixed_bytes - weight_bytes * (1 - 1 / stages),

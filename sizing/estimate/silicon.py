@@ -47,9 +47,9 @@ class Shares(NamedTuple):
 WHOLE = Shares(1.0, 1.0)
 HALF, MIXTURES = Shares(0.5, 0.5), Shares(0.5, 0.8)
 SHARES = {("trtllm", "dense"): Shares(1.0, 0.5)}
-"""By engine and kind of model, what predicted servers left out of the fit best, in either half of the groups; HALF for
-all other dense models. vLLM's dense servers would gain a little with whole corrections of their steps, but newer ones
-than the sample's, on an H200, take 9 to 24 % longer then than they did, and are predicted within 6 % with half."""
+"""The shares by engine and kind of model that best predicted servers left out of the fit, in either half of the groups;
+HALF for all other dense models. Whole corrections of their steps would predict vLLM's dense servers a little better,
+but newer ones, on an H200, 9 to 24 % too slow; with half they are predicted within 6 %."""
 FARTHEST = 3.0
 """Most that the sum of the effects of one kind may be, either way."""
 
@@ -141,7 +141,7 @@ class Silicon:
         return np.asarray(np.clip(np.sum(parts, axis=0), -FARTHEST, FARTHEST))
 
     def sigma(self, server: Server, metric: str = "itl") -> float:
-        """Standard error of what is said of a server, in logarithms: the larger where model and GPU are both new."""
+        """Standard error of a prediction for a server, in logarithms: larger if its model or GPU was not measured."""
         new = [
             name for name, known in (("model", self.models), ("gpu", self.gpus)) if getattr(server, name) not in known
         ]

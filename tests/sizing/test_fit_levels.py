@@ -28,6 +28,7 @@ from tests.sizing.test_fitting import GPU, LONG, SHORT, measure, times_s
 
 VARIED = [dataclasses.replace(lengths, isl_cv=0.4, osl_cv=0.6) for lengths in (SHORT, LONG)]
 ROOT = Path(__file__).parents[2]
+UNNAMED = Deployment("m", "p", "g", 1, 1, "", "", "", None)
 OPEN = {"constant_rate": Arrivals("constant", 0.0), "poisson_rate": Arrivals("poisson", 1.0)}
 
 
@@ -276,7 +277,7 @@ def test_a_trace_is_fitted_and_predicts_its_rest() -> None:
     replica = Replica(GPU, Batching("chunked", token_budget=2048))
     whole = trace_of(replica, 8.0, 1200)
     half = ServedTrace(*(getattr(whole, name)[:800] for name in ("arrival_s", "isl", "osl", "ttft_s", "e2e_s")))
-    found = fit_trace(half, Deployment("m", "p", "g", 1, 1, "", "", "", None), batching=replica.batching)
+    found = fit_trace(half, UNNAMED, batching=replica.batching)
     replayed = simulate_trace(found.replica, whole.arrival_s, whole.isl, whole.osl)
     assert replayed.e2e_s[800:].mean() == pytest.approx(whole.e2e_s[800:].mean(), rel=0.03)
     assert found.chi2_per_point < 2
@@ -288,7 +289,7 @@ def test_a_trace_is_fitted_and_predicts_its_rest() -> None:
 def test_a_burst_does_not_ask_for_more_slots_than_the_trace_has_requests() -> None:
     """200 of 1,200 requests come in one instant: whole groups have no time between their arrivals, so no rate."""
     trace = trace_of(Replica(GPU, Batching("chunked", token_budget=2048)), 8.0, 1200)
-    found = fit_trace(trace, Deployment("m", "p", "g", 1, 1, "", "", "", None))
+    found = fit_trace(trace, UNNAMED)
     assert found.law.decode_s(8, 900) == pytest.approx(GPU.decode_s(8, 900), rel=0.03)
     assert found.calibrated.concurrency <= 1200
 
@@ -298,7 +299,7 @@ def test_requests_of_a_trace_that_all_went_unanswered_say_nothing() -> None:
     replica = Replica(GPU, Batching("chunked", token_budget=2048))
     trace = trace_of(replica, 8.0, 1200)
     trace.ttft_s[700:1000] = trace.e2e_s[700:1000] = np.nan
-    found = fit_trace(trace, Deployment("m", "p", "g", 1, 1, "", "", "", None), batching=replica.batching)
+    found = fit_trace(trace, UNNAMED, batching=replica.batching)
     assert found.law.decode_s(8, 900) == pytest.approx(GPU.decode_s(8, 900), rel=0.03)
 
 
@@ -311,10 +312,9 @@ def test_later_arrivals_of_a_cut_trace_still_load_the_server() -> None:
     arrival_s = np.sort(rng.uniform(0, 4, 300))
     run = simulate_trace(replica, arrival_s, isl, osl)
     whole = ServedTrace(arrival_s, isl, osl, run.ttft_s, run.e2e_s)
-    deployment = Deployment("m", "p", "g", 1, 1, "", "", "", None)
-    kept = fit_trace(whole.known_until(150), deployment, batching=replica.batching)
+    kept = fit_trace(whole.known_until(150), UNNAMED, batching=replica.batching)
     cut = ServedTrace(arrival_s[:150], isl[:150], osl[:150], run.ttft_s[:150], run.e2e_s[:150])
-    blamed = fit_trace(cut, deployment, batching=replica.batching)
+    blamed = fit_trace(cut, UNNAMED, batching=replica.batching)
 
     def error(found: Fit) -> float:
         replayed = simulate_trace(found.replica, arrival_s, isl, osl)
@@ -331,9 +331,7 @@ def test_requests_inside_a_group_that_saw_nothing_known_are_not_judged() -> None
     longest = whole.osl > np.quantile(whole.osl, 2 / 3)
     whole.ttft_s[longest] = whole.e2e_s[longest] = np.nan
     run = trace_run(whole, 12)
-    measured = np.array(
-        [point.e2e_mean_s for point in trace_points(whole, Deployment("m", "p", "g", 1, 1, "", "", "", None))]
-    )
+    measured = np.array([point.e2e_mean_s for point in trace_points(whole, UNNAMED)])
     found = Replay([run], replica).means(replica)[:, 3]
     assert found == pytest.approx(measured, rel=0.02)
 

@@ -207,12 +207,13 @@ are, and whether it overlaps. Of vLLM the fit leans on the default of 2,048 toke
 GPUs, which the servers at the pace of GPUs were given too; those on the CPU had 1,024, and *small chunks* 256. Only
 on the H200 does it lean on kernel timings.
 
-*Chosen with these rows in view*: how the fit finds small chunks that no server reports, that bands of p95 TTFT hold the
-6 % that those of closed loops had, and the form of the time lost outside the engine (`send_s`), found on the H200, where TTFT of the 8B model above some 3,500 output tokens/s is 10 to
-30 % longer without it. GuideLLM's runs and the published open loops test that term: p95 TTFT of a stage left out has
-28.7 % at p90 with it and 34.1 % without. Nothing in the law or the fit was changed for *wide lengths*, which vary as
-much as their mean, *whole prompts* (no chunked prefill), *few slots* (8 sequences at once) and *look-ahead*
-(asynchronous scheduling, which vLLM has off on a CPU and on with GPUs).
+*Chosen with these rows in view*: how the fit finds small chunks that no server reports, that bands of p95 TTFT hold
+the 6 % that those of closed loops had, and the form of the time lost outside the engine (`send_s`), found on the
+H200, where TTFT of the 8B model above some 3,500 output tokens/s is 10 to 30 % longer without it. GuideLLM's runs and
+the published open loops test that term: p95 TTFT of a stage left out has 28.7 % at p90 with it and 34.1 % without.
+Nothing in the law or the fit was changed for *wide lengths*, which vary as much as their mean, *whole prompts* (no
+chunked prefill), *few slots* (8 sequences at once) and *look-ahead* (asynchronous scheduling, which vLLM has off on a
+CPU and on with GPUs).
 
 *Known errors.*
 
@@ -235,9 +236,10 @@ much as their mean, *whole prompts* (no chunked prefill), *few slots* (8 sequenc
 - *SGLang cuts the last prompt of an iteration to fill it*; the simulator did not, until the very requests were replayed
   by the fitted law and SGLang's own rules: p95 TTFT of nine rounds with prompts of 1,500 tokens came within 2 % in the
   median, where the simulator's was 8 % too short.
-- *With SGLang's prefix cache* p95 TTFT is 13 to 19 % too short and p50 up to 8 % too long: of a prompt 1 to 1,500 tokens
-  are left to compute, the law takes 22 ms for a short one where the kernels take 13, and the closed loops show it no
-  more than the mean. Fitted to their percentiles as well, p95 was 10 % too short, and other servers came out no better.
+- *With SGLang's prefix cache* p95 TTFT is 13 to 19 % too short and p50 up to 8 % too long: of a prompt 1 to 1,500
+  tokens are left to compute, the law takes 22 ms for a short one where the kernels take 13, and the closed loops show
+  it no more than the mean. Fitted to their percentiles as well, p95 was 10 % too short, and other servers came out no
+  better.
 - *A model that was computed beside SGLang took time for itself*: its attention on a CPU is a loop over the sequences,
   17 ms for thirty of them, as long as the GPU's whole step. The overlapped server was measured again without that
   attention, the three other mixes of 1,500 tokens without the model's layers; prompts of 64 and 512 tokens had kept the

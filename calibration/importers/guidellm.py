@@ -569,14 +569,10 @@ def _row_load(cells: Cells, where: str) -> Offered | None:
     return offered(checked(Strategy, settings, column))
 
 
-class _Backend(Edge):
-    model: str | None = None
-
-
 def _row_model(cells: Cells) -> str | None:
     """The model in the cell with the backend's settings; None if it cannot be read."""
     try:
-        backend = _Backend.model_validate(json.loads(cells.get(("Run Info", "Backend", ""), "")))
+        backend = Backend.model_validate(json.loads(cells.get(("Run Info", "Backend", ""), "")))
     except (ValueError, RecursionError):  # the errors of pydantic and json are ValueErrors
         return None
     return clean(backend.model or "") or None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sqlite3
 import tarfile
 from contextlib import closing
@@ -63,7 +62,3 @@ class Kept:
                 if path.name == RECORDS or path.suffix in (".json", ".csv", ".log"):
                     file.add(path, path.name)
         os.replace(new, self.archive)
-
-    def forget(self) -> None:
-        """Remove the working folder; the archive stays."""
-        shutil.rmtree(self.work, ignore_errors=True)

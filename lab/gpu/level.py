@@ -38,7 +38,6 @@ class Session:
         self._open = ExitStack()
         self._workers = Workers(processes)
         self._server: GpuServer | None = None
-        self._setup: Setup | None = None
         self._targets: dict[str, Target] = {}
         self.running: Served | None = None
         self._keys: dict[str, Point] = dict(self._found())
@@ -63,7 +62,7 @@ class Session:
         finally:
             if server.log.exists():
                 shutil.copyfile(server.log, self._kept.work / f"server-{served.shape}-{served.batching}.log")
-        self._setup, self.running = setup, served
+        self.running = served
         log.info(
             "%s serves after %.0f s, %d tokens of KV cache", served.label, time.monotonic() - started_s, setup.kv_tokens
         )

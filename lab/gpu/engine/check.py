@@ -65,7 +65,7 @@ def random_case(seed: int, device: torch.device, dtype: torch.dtype) -> Case:
 
     batch, longest, half = len(CONTEXTS), max(CONTEXTS), HEAD_DIM // 2
     slots = (batch + 1) * longest
-    places = torch.randperm(slots, generator=generator)[: (batch + 1) * longest]
+    places = torch.randperm(slots, generator=generator)
     turns = torch.rand((longest, half), generator=generator) * 6.28
     return Case(
         packed=normal(batch, HEADS + 2 * KV_HEADS, HEAD_DIM),

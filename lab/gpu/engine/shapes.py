@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class RealShape:
     """The size of a dense model. `name` is the catalogue's; `inner` is the width of the feed-forward layer.
 
-    `has_qk_norm`: queries and keys are normalised head by head (Qwen3). `longest` is the context of its training.
+    `has_qk_norm`: queries and keys are normalised head by head (Qwen3).
     """
 
     name: str
@@ -22,7 +22,6 @@ class RealShape:
     vocab_size: int
     rope_base: float
     has_qk_norm: bool = False
-    longest: int = 40_960
 
     @property
     def attention(self) -> int:
@@ -52,11 +51,9 @@ class RealShape:
 
 
 SHAPES = {
-    "llama-3.1-8b": RealShape(
-        "meta-llama/Meta-Llama-3.1-8B", 4096, 32, 32, 8, 128, 14_336, 128_256, 500_000.0, longest=131_072
-    ),
+    "llama-3.1-8b": RealShape("meta-llama/Meta-Llama-3.1-8B", 4096, 32, 32, 8, 128, 14_336, 128_256, 500_000.0),
     "qwen3-8b": RealShape("Qwen/Qwen3-8B", 4096, 36, 32, 8, 128, 12_288, 151_936, 1_000_000.0, has_qk_norm=True),
     "qwen3-1.7b": RealShape("Qwen/Qwen3-1.7B", 2048, 28, 16, 8, 128, 6144, 151_936, 1_000_000.0, has_qk_norm=True),
     "qwen3-32b": RealShape("Qwen/Qwen3-32B", 5120, 64, 64, 8, 128, 25_600, 151_936, 1_000_000.0, has_qk_norm=True),
-    "small": RealShape("small", 512, 4, 8, 4, 64, 1408, 2048, 10_000.0, longest=4096),
+    "small": RealShape("small", 512, 4, 8, 4, 64, 1408, 2048, 10_000.0),
 }

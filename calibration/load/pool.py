@@ -78,7 +78,6 @@ class Member:
         )
 
 
-__all__ = ["Job", "Workers", "drive"]
 LOOK_EVERY_S = 0.05
 START_IN_S = 0.02
 HOPELESS = 10

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from calibration.errors import KEY, ClientLimitedError, ServerError
 from calibration.load import pool, system
 from calibration.load.contract import Contract, ModelInput
+from calibration.load.loops import Job
 from calibration.load.openai_contract import KINDS, OpenAiContract
 from calibration.metrics.precision import Until
 from calibration.plan import Protocol, ServerPlan
@@ -297,10 +298,10 @@ def job(
     *,
     arrivals_s: Seconds | None = None,
     warm_up: int = WARM_UP,
-) -> pool.Job:
+) -> Job:
     """The load on a mock that answers in `e2e_s`: a closed loop of `users`, or, with `arrivals_s`, an open loop."""
     ahead = math.ceil((warm_up + 2 + MEASURED_S / e2e_s) * users) if arrivals_s is None else len(arrivals_s)
-    return pool.Job(
+    return Job(
         server=mock.plan(protocol),
         contract=mock.openai_contract if protocol == "openai" else mock.contract,
         source=RequestSource(LengthsPlan(isl=float(PROMPT_TOKENS), osl=float(osl)), None, False, (0,)),

@@ -13,18 +13,8 @@ from numpy.typing import NDArray
 
 from calibration.errors import PlanError
 from calibration.requests.lengths import Drawn, LengthsPlan, LengthsTrace, SessionsPlan, Texts
-from calibration.requests.tokens import (
-    AS_TOKENIZED,
-    Encoder,
-    ServerCount,
-    TokenIds,
-    TokenizerFile,
-    WordCounter,
-    encoder_of,
-)
+from calibration.requests.tokens import AS_TOKENIZED, Encoder, ServerCount, TokenIds, encoder_of
 from sizing.workload import Lengths, Tokens, Turns
-
-__all__ = ["Encoder", "PromptRequest", "RequestSource", "TokenizerFile", "WordCounter"]
 
 ATTEMPTS = 8
 LIFTED = 1.03

@@ -24,7 +24,6 @@ from calibration.errors import StoreError
 from calibration.plan import LevelKey, is_here, level_key, same_server
 from calibration.records import Measurement, RequestLog
 from calibration.store.database import (
-    DATABASE_VARIABLE,
     LARGEST_WHOLE,
     LEVEL,
     WHOLE,
@@ -307,7 +306,6 @@ def removed_on_error() -> Iterator[list[Path]]:
         raise
 
 
-__all__ = ["DATABASE_VARIABLE", "Ending", "Run", "State", "Store"]
 Ending = Literal["done", "interrupted", "failed"]
 State = Literal["queued", "running", "lost"] | Ending
 """Queued: its process has started and is querying the server. Lost: its process is gone, by kill -9 or a power cut."""

@@ -10,7 +10,8 @@ from typing import Protocol, cast
 import numpy as np
 
 from calibration.load.contract import Contract
-from calibration.load.pool import Job, Workers
+from calibration.load.loops import Job
+from calibration.load.pool import Workers
 from calibration.metrics import window
 from calibration.metrics.precision import Until
 from calibration.plan import ServerPlan

@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 
 from calibration.load.contract import Contract, ModelInput
-from calibration.load.pool import Job
+from calibration.load.loops import Job
 from calibration.metrics.precision import Until
 from calibration.plan import ServerPlan
 from calibration.records import ClientHealth, Load

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from calibration.errors import PlanError
 from calibration.requests.lengths import LengthsPlan, SessionsPlan
-from calibration.requests.source import PromptRequest, RequestSource, TokenizerFile, WordCounter
-from calibration.requests.tokens import ServerCount
+from calibration.requests.source import PromptRequest, RequestSource
+from calibration.requests.tokens import ServerCount, TokenizerFile, WordCounter
 
 WORDS = [f"w{number}" for number in range(50)]
 

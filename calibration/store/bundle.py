@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
@@ -32,6 +31,7 @@ from calibration.store.runs import (
     insert_run,
     keep,
     name_records,
+    now,
     of_run,
     point_of,
     records_name,
@@ -404,8 +404,8 @@ def _run_of(
     if known is not None:
         set_standing(connection, int(known), "accepted")
         return Imported(int(known), new=False)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    at = now()
     values = {"uuid": name, "plan": "", "folder": "", "label": label, "levels": len(found), "state": "done"}
-    run_id = insert_run(connection, values | {"created": now, "ended": now, "error": ""})
+    run_id = insert_run(connection, values | {"created": at, "ended": at, "error": ""})
     keep(connection, store.database.records, run_id, found, written=written, clock=_CLOCK)
     return Imported(run_id, new=True)

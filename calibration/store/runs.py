@@ -61,6 +61,11 @@ class Owner:
     born: str
 
     @classmethod
+    def of(cls, row: sql.RowMapping) -> Owner:
+        """The owner in a row of the table of runs."""
+        return cls(row["host"], row["pid"], row["born"])
+
+    @classmethod
     def here(cls) -> Owner:
         """This process."""
         return cls.child(os.getpid())
@@ -128,7 +133,7 @@ def owner_of(connection: sql.Connection, run_id: int) -> Owner:
     row = connection.execute(sql.select(runs).where(runs.c.id == run_id)).mappings().one_or_none()
     if row is None:
         raise unknown(run_id)
-    return Owner(row["host"], row["pid"], row["born"])
+    return Owner.of(row)
 
 
 def at_work(connection: sql.Connection, run_id: int, clock: sql.ColumnElement[float]) -> Owner | None:
@@ -137,12 +142,17 @@ def at_work(connection: sql.Connection, run_id: int, clock: sql.ColumnElement[fl
 
     Raises StoreError if there is no such run.
     """
-    query = sql.select(runs, (clock - runs.c.heartbeat).label("silent_s")).where(runs.c.id == run_id)
+    query = sql.select(runs, silent_s(clock)).where(runs.c.id == run_id)
     row = connection.execute(query.with_for_update()).mappings().one_or_none()
     if row is None:
         raise unknown(run_id)
-    owner = Owner(row["host"], row["pid"], row["born"])
+    owner = Owner.of(row)
     return owner if row["state"] == "running" and owner.lives(row["silent_s"]) else None
+
+
+def silent_s(clock: sql.ColumnElement[float]) -> sql.Label[float]:
+    """A column ``silent_s``: the seconds since a run's last heartbeat."""
+    return (clock - runs.c.heartbeat).label("silent_s")
 
 
 def unknown(run_id: int) -> StoreError:
@@ -374,10 +384,10 @@ class Store:
         Raises StoreError if a run at `target`, the server's host:port, is queued or going on: see `check_free`.
         """
         said = {"plan": plan, "folder": str(folder), "label": label, "levels": levels, "target": target}
-        begun = {"uuid": str(uuid.uuid4()), "state": "running", "created": _now(), "review": int(reviewed)}
+        begun = {"uuid": str(uuid.uuid4()), "state": "running", "created": now(), "review": int(reviewed)}
         with self.database.alone() as connection:
             check_free(connection, target, self.database.clock)
-            return insert_run(connection, said | begun | self._mine())
+            return insert_run(connection, said | begun | self.mine())
 
     def restart_run(self, run_id: int, *, levels: int | None = None, target: str = "", plan: str = "") -> None:
         """Take over a queued or resumed run, and set its levels, `target` and `plan` if given.
@@ -399,7 +409,7 @@ class Store:
             known = connection.execute(sql.select(runs.c.target).where(runs.c.id == run_id)).scalar_one()
             check_free(connection, target or known, self.database.clock, but=run_id)
             asked = sql.case((runs.c.state == "queued", runs.c.stop_asked), else_=0.0)  # before it started
-            update_run(connection, run_id, fresh | {"stop_asked": asked} | self._mine())
+            update_run(connection, run_id, fresh | {"stop_asked": asked} | self.mine())
 
     @contextmanager
     def kept_alive(
@@ -439,7 +449,7 @@ class Store:
     def finish_run(self, run_id: int, state: Ending, error: str = "") -> None:
         """Store that the run has ended, with an error in one line if it failed, unless another process took it over."""
         with self.database.writing() as connection:
-            update_run(connection, run_id, {"state": state, "ended": _now(), "error": error}, owner=Owner.here())
+            update_run(connection, run_id, {"state": state, "ended": now(), "error": error}, owner=Owner.here())
 
     def add_point(self, run_id: int, measured: Point | Measurement, *, seed: Sequence[int] = ()) -> None:
         """Store a point with its facts and log: on return all of it is safe on disk, on an error none is in the store.
@@ -510,7 +520,7 @@ class Store:
         count = sql.select(sql.func.count()).where(points.c.run == runs.c.id)
         query = sql.select(
             runs,
-            (self.database.clock - runs.c.heartbeat).label("silent_s"),
+            silent_s(self.database.clock),
             count.scalar_subquery().label("points"),
             count.where(points.c.verdict.not_in(NOT_VOID)).scalar_subquery().label("void"),
             *(
@@ -533,7 +543,8 @@ class Store:
             update_run(connection, run_id, {**news, "heartbeat": self.database.clock}, owner=owner)
             return bool(connection.execute(sql.select(runs.c.stop_asked).where(runs.c.id == run_id)).scalar())
 
-    def _mine(self) -> dict[str, Any]:
+    def mine(self) -> dict[str, Any]:
+        """Columns of a run that belongs to this process from now on."""
         return asdict(Owner.here()) | {"heartbeat": self.database.clock}
 
 
@@ -548,9 +559,9 @@ def check_free(
     """
     if not target:
         return
-    live = sql.select(runs, (clock - runs.c.heartbeat).label("silent_s")).where(runs.c.state.in_(LIVE))
+    live = sql.select(runs, silent_s(clock)).where(runs.c.state.in_(LIVE))
     for row in connection.execute(live).mappings():
-        owner = Owner(row["host"], row["pid"], row["born"])
+        owner = Owner.of(row)
         elsewhere = is_here(target) and owner.host != Owner.here().host
         if row["id"] == but or elsewhere or not same_server(row["target"], target) or not owner.lives(row["silent_s"]):
             continue
@@ -561,7 +572,7 @@ def check_free(
 
 
 def _run(row: sql.RowMapping) -> Run:
-    owner = Owner(row["host"], row["pid"], row["born"])
+    owner = Owner.of(row)
     lost = row["state"] in LIVE and not owner.lives(row["silent_s"])
     told = {"state": "lost" if lost else row["state"], "owner": str(owner) if owner.pid else ""}
     try:
@@ -571,5 +582,6 @@ def _run(row: sql.RowMapping) -> Run:
         raise StoreError(f"the store holds an impossible value: run {row['id']}, column {fault}") from None
 
 
-def _now() -> str:
+def now() -> str:
+    """The time as the store keeps it: ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 
 import sqlalchemy as sql
 
@@ -16,7 +15,9 @@ from calibration.store.runs import (
     Store,
     check_free,
     insert_run,
+    now,
     set_standing,
+    silent_s,
     unknown,
     update_run,
 )
@@ -43,7 +44,7 @@ class RunProgress:
 def work(store: Store, run_id: int) -> RunProgress:
     """The progress of a run. Raises StoreError if there is no such run."""
     clock = store.database.clock
-    ages = ((clock - runs.c.heartbeat).label("silent_s"), (clock - runs.c.stop_asked).label("stopping_s"))
+    ages = silent_s(clock), (clock - runs.c.stop_asked).label("stopping_s")
     with store.database.reading() as connection:
         row = connection.execute(sql.select(runs, *ages).where(runs.c.id == run_id)).mappings().one_or_none()
     if row is None:
@@ -51,7 +52,7 @@ def work(store: Store, run_id: int) -> RunProgress:
     return RunProgress(
         **{name: row[name] for name in ("phase", "share", "left_s", "log", "silent_s")},
         stopping_for_s=row["stopping_s"] if row["stop_asked"] else None,
-        owner=Owner(row["host"], row["pid"], row["born"]),
+        owner=Owner.of(row),
     )
 
 
@@ -63,12 +64,8 @@ def enqueue(store: Store, plan: str, *, label: str, target: str) -> int:
     with store.database.alone() as connection:
         check_free(connection, target, store.database.clock)
         said = {"plan": plan, "label": label, "target": target, "levels": 0, "review": 1, "folder": ""}
-        begun = {
-            "uuid": str(uuid.uuid4()),
-            "state": "queued",
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        return insert_run(connection, said | begun | asdict(Owner.here()) | {"heartbeat": store.database.clock})
+        begun = {"uuid": str(uuid.uuid4()), "state": "queued", "created": now()}
+        return insert_run(connection, said | begun | store.mine())
 
 
 def requeue(store: Store, run_id: int) -> None:
@@ -77,7 +74,7 @@ def requeue(store: Store, run_id: int) -> None:
     with store.database.alone() as connection:
         check_free(connection, target, store.database.clock)
         again = {"state": "queued", **BEGUN, "log": "", "stop_asked": 0.0}
-        update_run(connection, run_id, again | asdict(Owner.here()) | {"heartbeat": store.database.clock})
+        update_run(connection, run_id, again | store.mine())
 
 
 def hand_over(store: Store, run_id: int, pid: int) -> None:
@@ -90,7 +87,7 @@ def hand_over(store: Store, run_id: int, pid: int) -> None:
 def give_up(store: Store, run_id: int, state: Ending, error: str) -> None:
     """Store that a run which is queued, or whose process is gone, has ended."""
     if store.run(run_id).state in ("queued", "lost"):
-        ended = {"state": state, "error": error, "ended": datetime.now(UTC).isoformat(timespec="seconds")}
+        ended = {"state": state, "error": error, "ended": now()}
         with store.database.writing() as connection:
             update_run(connection, run_id, ended)
 

@@ -84,7 +84,8 @@ class RequestLog:
     @property
     def tokens(self) -> Ints:
         """Output tokens received, per request."""
-        return self._per_request(self.chunk_tokens).astype(np.int64)
+        owner = np.repeat(np.arange(len(self)), self.chunks)
+        return np.bincount(owner, weights=self.chunk_tokens, minlength=len(self)).astype(np.int64)
 
     @property
     def first_chunk_tokens(self) -> Ints:
@@ -102,6 +103,13 @@ class RequestLog:
         return self._at(self.chunk_at_s, self._starts + np.maximum(0, self.chunks - 1), np.nan)
 
     @property
+    def begins(self) -> Mask:
+        """True for the first response of each request, shape (chunks.sum(),)."""
+        found = np.zeros(len(self.chunk_at_s), bool)
+        found[self._starts[self.chunks > 0]] = True
+        return found
+
+    @property
     def _starts(self) -> Ints:
         return np.asarray(np.cumsum(self.chunks) - self.chunks)
 
@@ -110,10 +118,6 @@ class RequestLog:
         some = self.chunks > 0
         found[some] = column[index[some]]
         return found
-
-    def _per_request(self, column: Ints) -> Floats:
-        owner = np.repeat(np.arange(len(self)), self.chunks)
-        return np.bincount(owner, weights=column, minlength=len(self)).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from calibration.load.contract import Contract, ModelInput
 from calibration.load.loops import Job
 from calibration.load.openai_contract import KINDS, OpenAiContract
 from calibration.metrics.precision import Until
+from calibration.metrics.window import tokens_inside, within
 from calibration.plan import Protocol, ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
@@ -258,7 +259,7 @@ def rehearsal(users: int, tokens_per_s: float, ttft_s: float, itl_s: float, osl:
 
 def distortion(load: Load, truth: TrueTimes, users: int, ideal_per_s: float, mock_cores: float) -> Distortion:
     """The client's view of the requests that it sent in the window, compared with the mock's: `truth`."""
-    log = load.log.where((load.log.sent_s >= load.start_s) & (load.log.sent_s < load.stop_s) & ~load.log.failed)
+    log = load.log.where(within(load, load.log.sent_s) & ~load.log.failed)
     if not len(log) or not truth.requests:
         failures = "; ".join(sorted({error for error in load.log.error if error})[:1]) or "none was answered in time"
         raise ClientLimitedError(f"the load generator cannot measure its own mock: {failures}")
@@ -270,18 +271,13 @@ def distortion(load: Load, truth: TrueTimes, users: int, ideal_per_s: float, moc
         processes=load.client.processes,
         added_ttft_s=float((log.first_token_s - log.sent_s).mean() - truth.ttft_s),
         itl_error=float(gaps_s.mean() / truth.itl_s - 1) if compared else 0.0,
-        requests_per_s=_tokens_per_s(load) / float(log.tokens.mean()),
+        # in tokens, because whole requests are too few and too long
+        requests_per_s=tokens_inside(load.log, load) / load.duration_s / float(log.tokens.mean()),
         ideal_per_s=ideal_per_s,
         cpu_cores=load.client.cpu_cores,
         busiest_core=load.client.busiest_core,
         mock_cores=mock_cores,
     )
-
-
-def _tokens_per_s(load: Load) -> float:
-    """Tokens/s in the window, counted by token: whole requests are too few and too long."""
-    inside = (load.log.chunk_at_s >= load.start_s) & (load.log.chunk_at_s < load.stop_s)
-    return float(load.log.chunk_tokens[inside].sum()) / load.duration_s
 
 
 def until(measured_s: float = MEASURED_S) -> Until:

@@ -20,7 +20,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrik
 
 from calibration.errors import NothingAnswered
@@ -29,12 +28,10 @@ from calibration.metrics.precision import half_widths, series
 from calibration.metrics.verdict import ERROR_SHARE, answers, judge, lateness_s, little, others_allowed
 from calibration.metrics.window import Sample, failed_inside, mean_in_flight, sample, within, wrong_inside
 from calibration.plan import Level
-from calibration.records import Load, Measurement
+from calibration.records import Load, Mask, Measurement
 from sizing.numbers import Floats, count_of, milliseconds, significant
 from sizing.points import UNSAID, Deployment, Point, Scheduling, Start
 from sizing.workload import GAP_PERCENTILES, PERCENTILES, Tokens
-
-Mask = NDArray[np.bool_]
 
 ALWAYS = 50
 SURE = 0.99

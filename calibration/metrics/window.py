@@ -81,12 +81,11 @@ def _last_under_load_s(log: RequestLog, load: Load) -> Floats:
     Tokens that came after the window follow the last one inside, or the first one, at the window's mean time between
     tokens; if the window has no such time, they count as they came.
     """
-    came, last_s = log.chunk_at_s < load.stop_s, log.last_token_s
-    inside = came & (log.chunk_at_s >= load.start_s)
+    came, inside, last_s = log.chunk_at_s < load.stop_s, within(load, log.chunk_at_s), log.last_token_s
     of_request = np.repeat(np.arange(len(log)), log.chunks)
-    follows = np.diff(of_request, prepend=-1) == 0
-    gaps_s = np.diff(log.chunk_at_s, prepend=0.0)[follows & inside]
-    tokens = log.chunk_tokens[follows & inside].sum()
+    follows = inside & ~log.begins
+    gaps_s = np.diff(log.chunk_at_s, prepend=0.0)[follows]
+    tokens = log.chunk_tokens[follows].sum()
     if not tokens:
         return last_s
     token_s = gaps_s.sum() / tokens
@@ -146,8 +145,7 @@ def within(load: Load, at_s: Floats) -> Mask:
 
 def tokens_inside(log: RequestLog, load: Load) -> int:
     """Tokens of the requests in `log` that came inside the window of `load`."""
-    inside = (load.start_s <= log.chunk_at_s) & (log.chunk_at_s < load.stop_s)
-    return int(log.chunk_tokens[inside].sum())
+    return int(log.chunk_tokens[within(load, log.chunk_at_s)].sum())
 
 
 def gaps_s(log: RequestLog, load: Load, *, single_tokens: bool) -> Floats:
@@ -155,9 +153,7 @@ def gaps_s(log: RequestLog, load: Load, *, single_tokens: bool) -> Floats:
 
     With `single_tokens`, only before responses with one token: one with several has no gap between tokens.
     """
-    first = np.zeros(len(log.chunk_at_s), bool)
-    first[(np.cumsum(log.chunks) - log.chunks)[log.chunks > 0]] = True
-    chosen = ~first & (load.start_s <= log.chunk_at_s) & (log.chunk_at_s < load.stop_s)
+    chosen = ~log.begins & within(load, log.chunk_at_s)
     if single_tokens:
         chosen &= log.chunk_tokens == 1
     return np.asarray(np.diff(log.chunk_at_s, prepend=0.0)[chosen])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -44,14 +44,10 @@ class DecodeSteps(NamedTuple):
 def decode_gaps(log: RequestLog) -> tuple[Floats, Floats]:
     """For each pair of tokens between which the engine only decoded: its sequences, and the seconds between the tokens,
     both of shape (pairs,)."""
-    ends = np.cumsum(log.chunks)
     served = (log.chunks > 1) & ~log.failed
-    starts_s = np.sort(log.chunk_at_s[(ends - log.chunks)[log.chunks > 0]])
-    lasts_s = np.sort(log.chunk_at_s[ends[log.chunks > 0] - 1])
-    inside = np.repeat(served, log.chunks)
-    is_first = np.zeros(len(inside), bool)
-    is_first[(ends - log.chunks)[log.chunks > 0]] = True
-    after = np.flatnonzero(inside & ~is_first)
+    starts_s = np.sort(log.chunk_at_s[log.begins])
+    lasts_s = np.sort(log.chunk_at_s[np.cumsum(log.chunks)[log.chunks > 0] - 1])
+    after = np.flatnonzero(np.repeat(served, log.chunks) & ~log.begins)
     before_s, after_s = log.chunk_at_s[after - 1], log.chunk_at_s[after]
     begun = np.searchsorted(starts_s, before_s, "right")
     sequences = begun - np.searchsorted(lasts_s, before_s, "right")
@@ -89,17 +85,5 @@ def read_steps(path: Path) -> list[DecodeSteps]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))[1:]
-    return [
-        DecodeSteps(
-            row[0],
-            row[1],
-            float(row[2]),
-            float(row[3]),
-            int(row[4]),
-            int(row[5]),
-            int(row[6]),
-            float(row[7]),
-            float(row[8]),
-        )
-        for row in rows
-    ]
+    kinds = get_type_hints(DecodeSteps).values()
+    return [DecodeSteps._make(kind(cell) for kind, cell in zip(kinds, row, strict=True)) for row in rows]

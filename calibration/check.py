@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 from calibration import run as sweep
-from calibration.commands import heed_signals
+from calibration.commands import as_json, heed_signals, load_text
 from calibration.errors import CalibrationError, StoreError, Undecided
 from calibration.plan import PlanFile, level_key, parse_plan
 from calibration.progress import Bar
@@ -25,7 +25,7 @@ from sizing.engine import Batching
 from sizing.files import parse_yaml, yaml_of
 from sizing.fitting.levels import granted
 from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
-from sizing.numbers import percent, significant
+from sizing.numbers import percent, significant, with_unit
 from sizing.points import Point
 
 CHANGED = 4
@@ -61,7 +61,7 @@ Examples:
     type=click.FloatRange(min=0, min_open=True),
     help="Minutes of load, both levels together; default: as in the run.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@as_json
 def check_command(name: str, url: str | None, tolerance: float, minutes: float | None, as_json: bool) -> None:
     """Does an old calibration still hold? Measure its lowest and its highest closed loop again, and compare.
 
@@ -172,10 +172,6 @@ def again(run: Run, before: Sequence[Measurement], url: str | None, minutes: flo
 # --- The comparison
 
 
-def _users(count: float) -> str:
-    return f"{count:g} user{'' if count == 1 else 's'}"
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """One figure of one level, then and now: `change` as a fraction, `low` to `high` its 95 % interval, `p_value` the
@@ -195,7 +191,7 @@ class Change:
 
     def __str__(self) -> str:
         scale, unit = (1.0, "") if self.figure == "requests_per_s" else (1000.0, " ms")
-        users = _users(self.concurrency)
+        users = with_unit(f"{self.concurrency:g}", "users")
         values = f"{significant(scale * self.before)}{unit} then, {significant(scale * self.now)}{unit} now"
         return f"{users}, {NAMES[self.figure]}: {values}, {self.moved}: {self.verdict}"
 
@@ -210,7 +206,7 @@ def compared(before: Sequence[Measurement], now: Sequence[Measurement], toleranc
     """Each figure of each level, then and now. Raises Undecided for a level that is void now."""
     for old in before:
         new = next((item for item in now if level_key(item.point) == level_key(old.point)), None)
-        users = _users(old.point.load_value)
+        users = load_text(old.point)
         if new is None or new.point.void:
             why = "it was not measured" if new is None else f"its point is void ({new.point.notes})"
             raise Undecided(f"whether the calibration holds is undecided: {users}: {why}")
@@ -281,7 +277,7 @@ class Check:
         """The verdict with its figures."""
         allowed = f"{percent(self.tolerance)} (TTFT {percent(2 * self.tolerance)})"
         said = [
-            f"{NAMES[each.figure]} at {_users(each.concurrency)} {each.moved}"
+            f"{NAMES[each.figure]} at {with_unit(f'{each.concurrency:g}', 'users')} {each.moved}"
             for each in self.changes
             if each.verdict == self.verdict
         ]

@@ -1,4 +1,4 @@
-"""The commands around runs: run, resume, list, show."""
+"""The commands around runs: run and resume, list and show, accept and discard, export and import."""
 
 from __future__ import annotations
 
@@ -475,6 +475,6 @@ def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> 
         return
     for number, is_new in stored:
         points = of_run[number]
-        count = f"{len(points)} {'point' if len(points) == 1 else 'points'}"
-        click.echo(f"run {number}: {count}{'' if is_new else ', which were in the store already'}")
+        known = "" if is_new else ", which were in the store already"
+        click.echo(f"run {number}: {with_unit(str(len(points)), 'points')}{known}")
         click.echo(table(points), nl=False)

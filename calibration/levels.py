@@ -15,7 +15,7 @@ from calibration.plan import Level, SweepPlan
 from calibration.records import MOST_REQUESTS
 from calibration.target import Target
 from sizing.errors import ScenarioError
-from sizing.numbers import minutes, significant
+from sizing.numbers import minutes, significant, with_unit
 from sizing.points import Deployment, Point
 from sizing.question import Question
 from sizing.workload import METRICS, Arrivals, Lengths, Seconds
@@ -203,7 +203,7 @@ def order_of(target: Target, levels: Sequence[Level], pace: Pace, says: Says) ->
     order = ThenRandomArrivals(target, levels) if plan.check_loads else Grid(target, levels)
     expected_s = sum(pace.expected_s(plan, level) for level in levels)
     checks = f", then {plan.check_loads} with random arrivals" if plan.check_loads else ""
-    says(f"{len(levels)} level{'' if len(levels) == 1 else 's'}, about {minutes(expected_s)}{checks}")
+    says(f"{with_unit(str(len(levels)), 'levels')}, about {minutes(expected_s)}{checks}")
     return order
 
 

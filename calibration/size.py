@@ -22,7 +22,7 @@ from rich.console import Console
 
 from calibration import run as sweep
 from calibration.adapt import Adaptive, Best
-from calibration.commands import heed_signals
+from calibration.commands import as_json, heed_signals, load_text
 from calibration.errors import CalibrationError, Cancelled, PlanError, StoreError, Undecided
 from calibration.levels import adaptive_of, is_at, untried
 from calibration.plan import (
@@ -163,7 +163,7 @@ server_options = options(
     ),
     click.option("--fresh", is_flag=True, help="Start a new run, even if an earlier one could be continued."),
     click.option("--self-check/--no-self-check", default=True, help="Test the load generator against a mock first."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
+    as_json,
 )
 def size_command(url: str, as_json: bool, **given: Any) -> None:
     """How many GPUs? Measure the server at URL at as few load levels as the answer needs, and plan from them.
@@ -246,9 +246,8 @@ class Sizing(Bar):
 
     def measured(self, level: Level, found: Measurement) -> None:
         super().measured(level, found)
-        if (
-            found.point.void and "wrong_lengths: " in found.point.notes
-        ):  # independent of the load, so every level would have them
+        # independent of the load, so every level would have them
+        if found.point.void and "wrong_lengths: " in found.point.notes:
             self.useless = f"the server's answers have other lengths than requested ({found.point.notes})"
             self.enough.set()
 
@@ -480,11 +479,7 @@ class Measured:
         except SizingError as error:
             if len({point.load_value for point in good}) > 1:
                 raise Undecided(f"no answer from run {self.run_id}: {error}") from None
-        void = "; ".join(
-            f"{with_unit(f'{point.load_value:g}', 'users')}: {void_because(point)}"
-            for point in self.points
-            if point.void
-        )
+        void = "; ".join(f"{load_text(point)}: {void_because(point)}" for point in self.points if point.void)
         more = "give more --minutes" if self.ending.state == "done" else "run the same command again"
         remedy = f"void are {void}" if void else more
         raise Undecided(f"no answer yet: a law needs two levels, run {self.run_id} has {len(good)}; {remedy}")
@@ -526,7 +521,7 @@ class Measured:
     def __str__(self) -> str:
         void = sum(point.void for point in self.points)
         not_fitted = f", {void} of them void and not fitted" if void else ""
-        levels = f"{len(self.points)} level{'' if len(self.points) == 1 else 's'}{not_fitted}"
+        levels = f"{with_unit(str(len(self.points)), 'levels')}{not_fitted}"
         return f"Measured: {levels}, in {minutes(self.seconds)}; see python -m calibration show {self.run_id}."
 
 

@@ -21,7 +21,7 @@ from sizing.candidates import catalogued, from_fit
 from sizing.errors import FitError
 from sizing.estimate import estimate
 from sizing.fitting import Fit, fit
-from sizing.numbers import count_of, percent
+from sizing.numbers import count_of, percent, with_unit
 from sizing.points import Deployment, Point, read_points
 from sizing.question import Question
 from sizing.text import cautions
@@ -346,7 +346,7 @@ def markdown(head: str, rows: Iterable[Sequence[str]]) -> str:
 def _load(point: Point) -> str:
     if point.load_kind != "concurrency":
         return f"{point.load_value:.4g} /s Poisson"
-    return f"{point.load_value:.0f} user{'' if point.load_value == 1 else 's'}"
+    return with_unit(f"{point.load_value:.0f}", "users")
 
 
 def _ms(seconds: float | None) -> str:

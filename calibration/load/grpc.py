@@ -21,20 +21,16 @@ from tritonclient.grpc import service_pb2
 from calibration.errors import KEY, ServerError
 from calibration.load.contract import Contract
 from calibration.load.exchange import MOST_BYTES, TOO_LONG, Exchange, Prepared, Reader, one_line
-from calibration.load.http import ALIVE_WITHIN_S
+from calibration.load.http import ALIVE_WITHIN_S, ANSWER_WITHIN_S
 from calibration.plan import ServerPlan
 from calibration.requests.source import PromptRequest
 
-ANSWER_WITHIN_S = 3.0
 STREAMS_PER_CHANNEL = 32
 _SERVICE = "/inference.GRPCInferenceService"
 _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_BYTES),
     ("grpc.max_send_message_length", -1),
-    (
-        "grpc.use_local_subchannel_pool",
-        1,
-    ),  # otherwise all channels share one connection, which serialises their streams
+    ("grpc.use_local_subchannel_pool", 1),  # else all channels share a connection, which serialises their streams
 )
 _ERROR_TAG = b"\x0a"  # a ModelStreamInferResponse that starts with field 1 carries error_message
 _FINAL = b"triton_final_response"

@@ -61,7 +61,7 @@ class HttpClient:
 
     async def connect(self, streams: int) -> None:
         """Open `streams` connections before the load starts. Raises ServerError if the server is absent."""
-        fresh = [self._connection() for _ in range(streams - len(self._spare))]
+        fresh = [Connection(self) for _ in range(streams - len(self._spare))]
         self._connections += fresh
         self._spare += fresh
         for connection in fresh:
@@ -74,11 +74,8 @@ class HttpClient:
         """A connection for one user, an open one if any is left."""
         if self._spare:
             return self._spare.pop()
-        self._connections.append(self._connection())
+        self._connections.append(Connection(self))
         return self._connections[-1]
-
-    def _connection(self) -> Connection:
-        return Connection(self)
 
     def prepare(self, contract: Any, request: PromptRequest) -> Prepared:
         """`request` as the bytes of a POST."""
@@ -92,6 +89,15 @@ class HttpClient:
     def reader(self, contract: Any) -> Reader:
         """How the answers on these connections are read."""
         return Reader(lambda raw: sum(map(contract.json_tokens, events(raw))), contract.exact)
+
+    def error_in(self, raw: Sequence[bytes]) -> str:
+        """The error in the events of an answer, "" if there is none: Triton sends it as the last event."""
+        last = b"".join(raw[-2:]).strip().rpartition(_EVENT_END)[2] if raw else b""
+        return reason(last.removeprefix(_DATA), self.hide) if last.startswith(_ERROR) else ""
+
+    def hide(self, text: str) -> str:
+        """What the server said, in a form that may be shown and stored."""
+        return text
 
     async def model_config(self, name: str) -> Any:
         """The ModelConfig of model `name`; None if the server has no such model. Raises ServerError."""
@@ -274,19 +280,10 @@ class Connection(asyncio.Protocol):
         self._keeps_alive = self._parser.should_keep_alive()  # known to the parser during this call only
         self.status = self._parser.get_status_code()
         if self.status != 200:
-            exchange.error = f"HTTP {self.status}: {reason(b''.join(exchange.raw), self.hide)}"
+            exchange.error = f"HTTP {self.status}: {reason(b''.join(exchange.raw), self._client.hide)}"
         else:
-            exchange.error = self.error_in(exchange.raw)
+            exchange.error = self._client.error_in(exchange.raw)
         self._end()
-
-    def error_in(self, raw: Sequence[bytes]) -> str:
-        """The error in the events of an answer, "" if there is none: Triton sends it as the last event."""
-        last = b"".join(raw[-2:]).strip().rpartition(_EVENT_END)[2] if raw else b""
-        return reason(last.removeprefix(_DATA), self.hide) if last.startswith(_ERROR) else ""
-
-    def hide(self, text: str) -> str:
-        """What the server said, in a form that may be shown and stored."""
-        return text
 
     def _end(self) -> None:
         if self._over is not None and not self._over.done():

@@ -86,8 +86,12 @@ class OpenAiClient(HttpClient):
             text = text.replace(secret, HIDDEN)
         return text
 
-    def _connection(self) -> OpenAiConnection:
-        return OpenAiConnection(self)
+    def error_in(self, raw: Sequence[bytes]) -> str:
+        """The error among the last events of an answer, "" if there is none."""
+        for line in b"".join(raw[-3:]).splitlines():
+            if line.startswith(_ERRORS):
+                return reason(line.partition(b":")[2], self.hide)
+        return ""
 
     def prepare(self, contract: Any, request: PromptRequest) -> Prepared:
         """`request` as the bytes of a POST."""
@@ -162,23 +166,6 @@ class OpenAiClient(HttpClient):
         return ServerError(
             f"{self.server.url}: no OpenAI server answers there ({said}); start one, or correct {KEY}", "server.url"
         )
-
-
-class OpenAiConnection(Connection):
-    """A connection whose answers may contain an error among their last events."""
-
-    def __init__(self, client: OpenAiClient) -> None:
-        super().__init__(client)
-        self._hide = client.hide
-
-    def error_in(self, raw: Sequence[bytes]) -> str:
-        for line in b"".join(raw[-3:]).splitlines():
-            if line.startswith(_ERRORS):
-                return reason(line.partition(b":")[2], self.hide)
-        return ""
-
-    def hide(self, text: str) -> str:
-        return self._hide(text)
 
 
 def _trusting(ca_file: str | None) -> ssl.SSLContext:

@@ -16,8 +16,7 @@ from lab.reference.engine.in_flight import InFlightEngine
 from lab.reference.engine.kv_cache import KvCache
 from lab.reference.engine.request import Limits
 from lab.reference.engine.static import StaticEngine
-
-Engine = InFlightEngine | StaticEngine
+from lab.reference.engine.worker import Engine
 
 
 def build_engine(parameters: Mapping[str, str]) -> tuple[Engine, Limits]:

@@ -60,10 +60,6 @@ class InFlightEngine:
         if decoding or reading:
             tokens += run_pass(self.model, self.cache, decoding, reading)
             self.passes += 1
-        if self.cache.reuses:
-            for request, _ in reading:
-                if not request.reads_prompt:
-                    self.cache.keep(request)
         self._let_go()
         return tokens
 

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from lab.reference.engine.in_flight import InFlightEngine
 from lab.reference.engine.static import StaticEngine
+from lab.reference.engine.worker import Engine
 from lab.reference.settings import KV_BLOCK_TOKENS
-
-Engine = InFlightEngine | StaticEngine
 
 
 class Metrics:

@@ -55,10 +55,6 @@ class StaticEngine:
             decoding = [] if reading else [request for request in self.running if request.generated]
             tokens += run_pass(self.model, self.cache, decoding, reading)
             self.passes += 1
-            if self.cache.reuses:
-                for request, _ in reading:
-                    if not request.reads_prompt:
-                        self.cache.keep(request)
         out = [token for token in tokens if token.request.is_streamed or not token.is_last]
         self._held += [token for token in tokens if not token.request.is_streamed and token.is_last]
         return out + self._end_batch()

@@ -22,8 +22,9 @@ def run_pass(
 ) -> list[Token]:
     """Advance `decoding` by one token each and `reading` by so many prompt tokens each; the tokens made, in that order.
 
-    A prompt gives its first output token with the pass that reads its end. A request in `decoding` that has ended is
-    padding: its last token is computed again, costs what any row costs, and leaves nothing behind.
+    The pass that reads the end of a prompt gives its first output token; if the cache reuses prompts, it then keeps
+    this one. A request in `decoding` that has ended is padding: its last token is computed again, at the cost of any
+    row, and the result is dropped.
     """
     speaking = [request for request in decoding if not request.has_ended]
     speaking += [request for request, count in reading if request.computed + count == request.to_read]
@@ -35,6 +36,8 @@ def run_pass(
         request.computed += not request.has_ended
     for request, count in reading:
         request.computed += count
+        if cache.reuses and not request.reads_prompt:
+            cache.keep(request)
     return [_say(request, *made) for request, made in zip(speaking, next_tokens(logits, speaking), strict=True)]
 
 

@@ -17,9 +17,9 @@ from rich.console import Console
 from calibration.errors import ServerError
 from lab.environment import OURS, PROJECT, PYTHON_VERSION, Environment
 from lab.life import HOST, Server, free_port, on_other_cores
+from lab.reference.settings import PORTS, option
 
 SUPPORTED = ((3, 11), (3, 12))
-PORTS = ("grpc_port", "http_port", "metrics_port")
 
 
 class HasPorts(Protocol):
@@ -87,7 +87,7 @@ def claim_ports(settings: Settings) -> Settings:
     sockets = {}
     try:
         for name in PORTS:
-            sockets[name] = free_port(getattr(settings, name), "--" + name.replace("_", "-"))
+            sockets[name] = free_port(getattr(settings, name), option(name))
         return replace(settings, **{name: probe.getsockname()[1] for name, probe in sockets.items()})
     finally:
         for probe in sockets.values():
@@ -112,7 +112,7 @@ def spawn(
     executable = server / "bin" / "tritonserver"
     executable.chmod(0o755)
     backends = _lay_out_backend(server, work / "backends")
-    ports = [f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in PORTS]
+    ports = [f"{option(name)}={getattr(settings, name)}" for name in PORTS]
     addresses = [f"--{kind}-address={HOST}" for kind in ("grpc", "http", "metrics")]
     places = [f"--model-repository={repository}", f"--backend-directory={backends}"]
     memory = f"--backend-config=python,shm-region-prefix-name={work.name}"

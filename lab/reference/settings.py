@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from calibration.errors import ServerError
 
@@ -17,6 +17,14 @@ DEVICES: tuple[Device, ...] = get_args(Device)
 
 KV_BLOCK_TOKENS = 16
 SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
+PORTS = ("grpc_port", "http_port", "metrics_port")
+LEAST = dict.fromkeys(("max_batch_size", "layers", "heads", "kv_heads", "threads"), 1) | {
+    "max_sequence_tokens": 2,
+    "seed": 0,
+    "hidden": 2,
+    "vocab_size": len(SPECIAL_TOKENS) + 1,
+}
+"""The least values of the settings that every local engine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +80,14 @@ class Settings:
                 raise ServerError(f"{option(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
 
     def _check_ranges(self) -> None:
-        at_least = {"max_batch_size": 1, "max_sequence_tokens": 2, "layers": 1, "heads": 1, "kv_heads": 1, "threads": 1}
-        at_least |= {"seed": 0, "hidden": 2, "batch_delay_s": 0, "vocab_size": len(SPECIAL_TOKENS) + 1}
-        for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise ServerError(f"{option(name)} must be at least {least}, got {getattr(self, name)}")
-        if self.token_budget < self.max_batch_size:
-            raise ServerError(
-                f"--token-budget must be at least --max-batch-size ({self.max_batch_size}: every running request takes "
-                f"one token of it), got {self.token_budget}"
-            )
+        check_engine(self, {"batch_delay_s": 0})
         if self.kv_tokens < KV_BLOCK_TOKENS:
             raise ServerError(f"--kv-tokens must be at least one block of {KV_BLOCK_TOKENS}, got {self.kv_tokens}")
-        check_ports({name: getattr(self, name) for name in ("grpc_port", "http_port", "metrics_port")})
+        check_ports({name: getattr(self, name) for name in PORTS})
 
     def _check_shape(self) -> None:
         if self.hidden % (2 * self.heads):
             raise ServerError(f"--hidden must be a multiple of twice --heads ({self.heads}), got {self.hidden}")
-        if self.heads % self.kv_heads:
-            raise ServerError(f"--heads must be a multiple of --kv-heads ({self.kv_heads}), got {self.heads}")
 
 
 def option(name: str) -> str:
@@ -100,6 +97,23 @@ def option(name: str) -> str:
     '--kv-tokens'
     """
     return "--" + name.replace("_", "-")
+
+
+def check_engine(settings: Any, least: Mapping[str, int]) -> None:
+    """The rules of every local engine, with the `least` values of settings that only this one has.
+
+    Raises ServerError with one line that names the first wrong setting.
+    """
+    for name, smallest in (LEAST | dict(least)).items():
+        if getattr(settings, name) < smallest:
+            raise ServerError(f"{option(name)} must be at least {smallest}, got {getattr(settings, name)}")
+    if settings.token_budget < settings.max_batch_size:
+        raise ServerError(
+            f"--token-budget must be at least --max-batch-size ({settings.max_batch_size}: every running request takes "
+            f"one token of it), got {settings.token_budget}"
+        )
+    if settings.heads % settings.kv_heads:
+        raise ServerError(f"--heads must be a multiple of --kv-heads ({settings.kv_heads}), got {settings.heads}")
 
 
 def check_ports(ports: Mapping[str, int]) -> None:

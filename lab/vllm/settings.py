@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from calibration.errors import ServerError
 from lab.pace import Pace
-from lab.reference.settings import SPECIAL_TOKENS, check_ports, option
+from lab.reference.settings import PORTS, check_engine, check_ports
 
 KV_BLOCK_TOKENS = 32
 """vLLM's attention on CPUs needs blocks of a multiple of this size."""
@@ -53,20 +53,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raises ServerError with one line that names the first wrong setting."""
-        least = {"max_batch_size": 1, "max_sequence_tokens": 2, "layers": 1, "heads": 1, "kv_heads": 1, "threads": 1}
-        least |= {"seed": 0, "hidden": 2, "experts": 0, "vocab_size": len(SPECIAL_TOKENS) + 1}
-        least |= {"kv_tokens": KV_BLOCK_TOKENS, "receive_interval_steps": 1}
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ServerError(f"{option(name)} must be at least {smallest}, got {getattr(self, name)}")
+        check_engine(self, {"experts": 0, "kv_tokens": KV_BLOCK_TOKENS, "receive_interval_steps": 1})
         check_ports({"http_port": self.http_port})
         if self.experts == 1:
             raise ServerError("--experts must be 0 for a dense model, else at least the 2 that a token takes, got 1")
-        if self.token_budget < self.max_batch_size:
-            raise ServerError(
-                f"--token-budget must be at least --max-batch-size ({self.max_batch_size}: every running request takes "
-                f"one token of it), got {self.token_budget}"
-            )
         if self.look_ahead and self.pace is None:
             raise ServerError("--look-ahead takes the --pace of a GPU: a CPU has nothing to run ahead of")
         if not self.chunked_prefill and self.token_budget < self.max_sequence_tokens:
@@ -84,8 +74,6 @@ class Settings:
                 f"--hidden must be a multiple of 32 times --heads ({self.heads}), for vLLM's attention, got "
                 f"{self.hidden}"
             )
-        if self.heads % self.kv_heads:
-            raise ServerError(f"--heads must be a multiple of --kv-heads ({self.kv_heads}), got {self.heads}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,4 +90,4 @@ class BehindTriton(Settings):
             raise ServerError(
                 "--look-ahead is for vLLM's own server: behind Triton, its platform for CPUs turns it off"
             )
-        check_ports({name: getattr(self, name) for name in ("grpc_port", "http_port", "metrics_port")})
+        check_ports({name: getattr(self, name) for name in PORTS})

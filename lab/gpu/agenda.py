@@ -100,12 +100,11 @@ def _small() -> Iterator[Item]:
     yield from _closed(Served("small", "static"), SMALL_PAIRS[:1], SMALL_USERS[1:2])
 
 
-def _closed(served: Served, pairs: Iterable[Pair], users: Iterable[int]) -> list[Item]:
+def _closed(served: Served, pairs: Collection[Pair], users: Iterable[int]) -> list[Item]:
     """The closed loops, load by load over all pairs, so that every pair soon has a curve, if a coarse one.
 
     Pairs with long answers have half the users: a level of 256 of them would take as long as three others.
     """
-    pairs = tuple(pairs)
     return [Item(served, (isl, osl), "users", _fewer(count, osl)) for count in users for isl, osl in pairs]
 
 
@@ -113,8 +112,7 @@ def _fewer(users: int, osl: int) -> int:
     return users // 2 if osl >= LONG_TOKENS and users > 1 else users
 
 
-def _random(served: Served, pairs: Iterable[Pair]) -> list[Item]:
-    pairs = tuple(pairs)
+def _random(served: Served, pairs: Collection[Pair]) -> list[Item]:
     return [Item(served, pair, "share", share) for share in SHARES for pair in pairs]
 
 
@@ -187,5 +185,4 @@ def next_item(
         start_s = 0.0 if item.served.runs_on(running) else START_S[card.device]
         if start_s + card.expected_s(item, users) <= left_s:
             fitting.append(item)
-    first = fitting[0] if fitting else None
-    return next((item for item in fitting if item.served.runs_on(running)), first) if fitting else None
+    return next((item for item in fitting if item.served.runs_on(running)), next(iter(fitting), None))

@@ -26,9 +26,9 @@ PACKAGES_VARIABLE = "GPU_PACKAGES"
 
 def main() -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    packages = [path for path in (*site.getsitepackages(), *sys.path) if path.endswith(("-packages",))]
-    packages = list(dict.fromkeys([*packages, *os.environ.get(PACKAGES_VARIABLE, "").split(":")]))
-    packages = [path for path in packages if path]
+    packages = [path for path in (*site.getsitepackages(), *sys.path) if path.endswith("-packages")]
+    packages += os.environ.get(PACKAGES_VARIABLE, "").split(":")
+    packages = list(dict.fromkeys(filter(None, packages)))
     wants_carried = (not has_libpython(version) or CARRIED_VARIABLE in os.environ) and WORK not in Path(
         sys.base_prefix
     ).parents

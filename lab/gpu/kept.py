@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
+import sys
 import tarfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger("gpu")
 ARCHIVE = "measured.tar.gz"
 DATABASE = "calibration.db"
 RECORDS = "calibration-records"
@@ -30,6 +33,14 @@ class Kept:
             with tarfile.open(earlier) as file:
                 file.extractall(work, filter="data")
         self._facts: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else {}
+
+    def start_log(self) -> None:
+        """Write the log to standard output, and into the working folder."""
+        handlers: list[logging.Handler] = [
+            logging.StreamHandler(sys.stdout),
+            logging.FileHandler(self.work / "measure.log"),
+        ]
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=handlers)
 
     @property
     def database(self) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import threading
 import time
@@ -19,14 +18,13 @@ from calibration.run import Sweep
 from calibration.store import Store
 from calibration.target import Target, prepare
 from lab.gpu.agenda import ISL_CV, OSL_CV, PAIRS, SMALL_PAIRS, WARM_UP, Card, Item, Pair, Served
-from lab.gpu.kept import Kept
+from lab.gpu.kept import Kept, log
 from lab.gpu.served import GpuServer, Setup
 from lab.gpu.watch import Watch
 from sizing.files import yaml_of
 from sizing.points import Point
 
 USABLE = ("", "steady", "unsteady", "client_limited")
-log = logging.getLogger("gpu")
 
 
 class Session:

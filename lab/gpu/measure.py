@@ -8,9 +8,7 @@ status 0 and says what is left.
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -19,13 +17,12 @@ import click
 from calibration.errors import CalibrationError
 from lab.environment import PYTHON_VERSION
 from lab.gpu.agenda import Card, Item, agenda, next_item, users_of
-from lab.gpu.kept import Kept
+from lab.gpu.kept import Kept, log
 from lab.gpu.level import Session, highest_rates
 from lab.gpu.served import Setup, kernels_agree, program
 from lab.gpu.watch import Watch
 from lab.reference.server import TRITON
 
-log = logging.getLogger("gpu")
 RESERVE_S = 12.0
 """Seconds reserved in the budget for the last archive and the end of the server."""
 NOMINAL = {"cuda": (4.0e12, 7.0e14), "cpu": (5.0e9, 2.0e10)}
@@ -57,7 +54,7 @@ def measure(
     """Measure until nothing more fits into --budget-s."""
     ends_s = time.monotonic() + budget_s - RESERVE_S
     kept = Kept(work or out / "work", out, resume)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=_logs(kept))
+    kept.start_log()
     adopt_carried_environment()
     with Watch(kept.work / "gpu.csv") as watch:
         ceilings(kept, device, small)
@@ -70,10 +67,6 @@ def measure(
             bench(kept, device, chosen, BENCHED, ends_s)
     kept.save()
     log.info("%d of %d levels are done; %d are left", len(agenda(small)) - left, len(agenda(small)), left)
-
-
-def _logs(kept: Kept) -> list[logging.Handler]:
-    return [logging.StreamHandler(sys.stdout), logging.FileHandler(kept.work / "measure.log")]
 
 
 def adopt_carried_environment() -> None:

@@ -195,11 +195,11 @@ def coefficients(fitted: Fit, facts: Mapping[str, Any]) -> str:
     model, found, precision = catalogued(fitted.deployment.model), facts["ceilings"], fitted.deployment.precision
     if model is None or model.kind != "dense" or precision not in WEIGHT_BYTES:
         return ""
-    law, read_per_s = fitted.law, found["copy_bytes_per_s"]
+    law, copied_per_s = fitted.law, found["copy_bytes_per_s"]
     computed_s = 2 * model.parameters / found["bf16_flops_per_s"] if precision == "bf16" else None
     sequences, tokens = EXAMPLE
-    weights_s = WEIGHT_BYTES[precision] * model.parameters / read_per_s
-    context_s = KV_BYTES * model.kv_values_per_token / read_per_s
+    weights_s = WEIGHT_BYTES[precision] * model.parameters / copied_per_s
+    context_s = KV_BYTES * model.kv_values_per_token / copied_per_s
     step_s = law.decode_s(sequences, sequences * tokens)
     rows = [
         ("reading the weights, once a step", law.weights_s + law.overhead_s, weights_s),

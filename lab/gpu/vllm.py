@@ -10,7 +10,6 @@ work through one list: a mix that an earlier call began is continued.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -34,13 +33,12 @@ from calibration.plan import PlanFile, parse_plan
 from calibration.progress import Bar
 from calibration.run import run
 from calibration.store import Store
-from lab.gpu.kept import Kept
+from lab.gpu.kept import Kept, log
 from lab.gpu.served import GPU_NAMES
 from lab.gpu.watch import Watch
 from lab.life import HOST, last_error
 from sizing.points import Point
 
-log = logging.getLogger("gpu")
 NAME = "model"
 READY_WITHIN_S = 330.0
 RESERVE_S = 15.0
@@ -375,7 +373,7 @@ def measure(
     """Measure until the agenda is done or the time is over."""
     ends_s = time.monotonic() + budget_s - RESERVE_S
     kept = Kept(work or out / "work", out, resume)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=_logs(kept))
+    kept.start_log()
     kept.learn("is_small", rehearsal)
     gpu = "cpu" if rehearsal else gpu_of(kept, program)
     agenda = [served for served in (REHEARSAL if rehearsal else AGENDA) if not only or served.model in only]
@@ -392,10 +390,6 @@ def measure(
                 if not number:
                     break  # most likely no other one starts either, and the machine's time is short
     log.info("over, %.0f s left", ends_s - time.monotonic())
-
-
-def _logs(kept: Kept) -> list[logging.Handler]:
-    return [logging.StreamHandler(sys.stdout), logging.FileHandler(kept.work / "measure.log")]
 
 
 def gpu_of(kept: Kept, python: str) -> str:

@@ -6,7 +6,6 @@ or a kernel breaks the device, only this process is lost.
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from types import ModuleType
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lab.gpu.engine import torch_ops
+from lab.gpu.engine.build import operations
 
 HEADS, KV_HEADS, HEAD_DIM, INNER = 8, 2, 64, 1500
 CONTEXTS = (1, 15, 64, 65, 700)
@@ -90,5 +90,4 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 if __name__ == "__main__":
     device, dtype = torch.device(sys.argv[1]), {"bf16": torch.bfloat16, "fp32": torch.float32}[sys.argv[2]]
     name = sys.argv[3] if len(sys.argv) > 3 else "triton" if device.type == "cuda" else "torch"
-    ops = importlib.import_module(f"lab.gpu.engine.{name}_ops")
-    sys.stdout.write(json.dumps({"difference": worst_difference(ops, device, dtype)}))
+    sys.stdout.write(json.dumps({"difference": worst_difference(operations(name), device, dtype)}))

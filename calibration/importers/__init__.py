@@ -127,10 +127,10 @@ def _read(content: Content, kind: str | None, known: KnownFacts) -> list[Measure
         for json_format in JSON_FORMATS:
             if kind in (None, json_format.kind) and json_format.recognises(content.value):
                 return json_format.read(content, known)
-        raise _unknown(content, kind)
-    for csv_format in CSV_FORMATS:
-        if kind in (None, csv_format.kind) and csv_format.recognises(content):
-            return csv_format.read(content, known)
+    else:
+        for csv_format in CSV_FORMATS:
+            if kind in (None, csv_format.kind) and csv_format.recognises(content):
+                return csv_format.read(content, known)
     raise _unknown(content, kind)
 
 

@@ -14,7 +14,7 @@ from calibration.importers.points import (
     UNSTREAMED,
     ImportedRun,
     ImportedSummary,
-    SeenRequests,
+    SeenRequest,
     held_back,
     measurement_of_run,
     measurement_of_summary,
@@ -116,7 +116,7 @@ def recognises_csv(file: CsvFile) -> bool:
 def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file. Raises FileError naming the key at fault."""
     origin = checked(Origin, file.value, file.name)
-    found = genai_perf.metrics(file.value, file.name)
+    found = checked(genai_perf.Metrics, file.value, file.name)
     load = None if known.concurrency or known.rate else _load(origin.input_config, file.name)
     models = [item.name for item in origin.input_config.models.items] or list(origin.input_config.endpoint.model_names)
     return [_measurement(found, file.name, known, load=load, model=clean(models[0]) if models else None, origin=origin)]
@@ -124,7 +124,7 @@ def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
 
 def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file; the caller gives load and model. Raises FileError naming line and column."""
-    found = genai_perf.metrics(genai_perf.csv_table(file), file.name)
+    found = checked(genai_perf.Metrics, genai_perf.csv_table(file), file.name)
     return [_measurement(found, file.name, known, load=None, model=None, origin=Origin())]
 
 
@@ -255,23 +255,20 @@ def recognises_records(value: Object) -> bool:
 
 def read(file: JsonLines, known: KnownFacts) -> list[Measurement]:
     """The one level of the file, from its requests after warm-up. Raises FileError naming the record and the key."""
-    records = [
-        (checked(Record, value, f"{file.name}, record {place}"), f"{file.name}, record {place}")
-        for place, value in enumerate(file.values(), start=1)
-    ]
+    placed = ((value, f"{file.name}, record {place}") for place, value in enumerate(file.values(), start=1))
+    records = [(checked(Record, value, where), where) for value, where in placed]
     measured = [(record, where) for record, where in records if record.metadata.benchmark_phase == "profiling"]
     if not measured:
         raise FileError(f"{file.name}: no record of the phase 'profiling', only of the warm-up")
     earliest_ns = min(record.metadata.request_start_ns for record, _ in measured)
     seen = [_seen(record, earliest_ns, where) for record, where in measured]
-    notes = (
-        (UNEVEN,) if any(0 < len(request.chunk_s) < request.tokens and not request.evenly for request in seen) else ()
-    )
+    uneven = any(0 < len(request.chunk_s) < request.tokens and not request.evenly for request in seen)
+    notes = (UNEVEN,) if uneven else ()
     run = ImportedRun(source="AIPerf", requests=seen, measured_at=iso_time(earliest_ns * NS), notes=notes)
     return [measurement_of_run(run, known, file.name)]
 
 
-def _seen(record: Record, earliest_ns: int, where: str) -> SeenRequests:
+def _seen(record: Record, earliest_ns: int, where: str) -> SeenRequest:
     times, metrics = record.metadata, record.metrics
     sent_s = (times.request_start_ns - earliest_ns) * NS
     due_s = sent_s if times.credit_issued_ns is None else (times.credit_issued_ns - earliest_ns) * NS
@@ -279,7 +276,7 @@ def _seen(record: Record, earliest_ns: int, where: str) -> SeenRequests:
     error = _error(record)
     chunk_s = () if error else _chunk_s(metrics, sent_s, where)
     tokens = metrics.output_sequence_length or metrics.usage_completion_tokens
-    return SeenRequests(
+    return SeenRequest(
         due_s=min(due_s, sent_s),
         sent_s=sent_s,
         end_s=chunk_s[-1] if chunk_s else max(over_s, sent_s),

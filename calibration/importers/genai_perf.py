@@ -92,11 +92,6 @@ class Metrics(Edge):
     usage_prompt_cache_read_tokens: Metric | None = None
 
 
-def metrics(table: object, where: str) -> Metrics:
-    """The metrics in `table`. Raises FileError naming the key at fault."""
-    return checked(Metrics, table, where)
-
-
 def columns(found: Metrics, where: str) -> dict[str, Any]:
     """What `ImportedSummary` takes from the metrics, apart from load, model and origin."""
     requests = round(found.request_count.avg) if found.request_count else None
@@ -281,7 +276,7 @@ def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     model = clean(config.model_names[0]) if config.model_names else None
     triton = config.endpoint.service_kind not in ("openai", None)
     prefix = config.input.prefix_prompt
-    found = metrics(file.value, file.name)
+    found = checked(Metrics, file.value, file.name)
     return [
         _measurement(found, file.name, known, load, model, triton=triton, prefix=prefix.length if prefix.num else 0)
     ]
@@ -306,7 +301,7 @@ def _nested(options: Object) -> Object:
 
 def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file; the caller gives load and model. Raises FileError naming line and column."""
-    found = metrics(csv_table(file), file.name)
+    found = checked(Metrics, csv_table(file), file.name)
     return [_measurement(found, file.name, known, None, None, triton=True)]
 
 

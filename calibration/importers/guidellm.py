@@ -21,12 +21,12 @@ from calibration.importers.points import (
     UNSTREAMED,
     ImportedRun,
     ImportedSummary,
-    SeenRequests,
+    SeenRequest,
     Times,
     held_back,
+    measurement_of_run,
     measurement_of_summary,
 )
-from calibration.importers.points import measurement_of_run as from_requests
 from calibration.importers.reading import (
     Count,
     CsvFile,
@@ -38,6 +38,7 @@ from calibration.importers.reading import (
     Object,
     Offered,
     Positive,
+    Row,
     Tokens,
     checked,
     clean,
@@ -266,7 +267,7 @@ def _measurement(benchmark: Benchmark, source: str, model: str | None, known: Kn
     load = _load(benchmark, where, known)
     for found in (benchmark.requests, _under_way(benchmark)):
         if found and len(found.successful) == totals.successful and len(found.errored) == totals.errored:
-            return from_requests(_run(benchmark, found, source, model, load, where), known, where)
+            return measurement_of_run(_run(benchmark, found, source, model, load, where), known, where)
     return measurement_of_summary(_summary(benchmark, totals, source, model, load), known, where)
 
 
@@ -363,7 +364,7 @@ def _run(
     )
 
 
-def _seen(request: GuidellmRequest, error: str, where: str) -> SeenRequests | None:
+def _seen(request: GuidellmRequest, error: str, where: str) -> SeenRequest | None:
     """The request; None if it failed before it was sent."""
     times = _timings(request)
     if times.request_start is None:
@@ -378,10 +379,10 @@ def _seen(request: GuidellmRequest, error: str, where: str) -> SeenRequests | No
     if error or first_s is None or last_s is None or not tokens:
         end_s = max(times.request_end or 0.0, times.request_start)
         error = error or (f"no time of a token; {UNSTREAMED}" if tokens else "no tokens")
-        return SeenRequests(due_s, times.request_start, end_s, (), 0, request.prompt_tokens or 0, error=error)
+        return SeenRequest(due_s, times.request_start, end_s, (), 0, request.prompt_tokens or 0, error=error)
     if not times.request_start <= first_s <= last_s:
         raise FileError(f"{where}: key 'info.timings': the first token is before the request, or after the last token")
-    return SeenRequests(
+    return SeenRequest(
         due_s=due_s,
         sent_s=times.request_start,
         end_s=last_s,
@@ -482,12 +483,12 @@ def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
     if len(file.rows) <= HEADER_ROWS:
         raise FileError(f"{file.name}: no benchmark below the {HEADER_ROWS} header rows")
     return [
-        _of_row(_cells(file, row, f"{file.name}, line {line}"), known, f"{file.name}, line {line}")
+        _of_row(file, row, known, f"{file.name}, line {line}")
         for line, row in zip(file.lines[HEADER_ROWS:], file.rows[HEADER_ROWS:], strict=True)
     ]
 
 
-def _cells(file: CsvFile, row: tuple[str, ...], where: str) -> Cells:
+def _cells(file: CsvFile, row: Row, where: str) -> Cells:
     groups, metrics, statistics = file.rows[:HEADER_ROWS]
     if not len(groups) == len(metrics) == len(statistics):
         raise FileError(f"{file.name}: its {HEADER_ROWS} header rows differ in length")
@@ -496,7 +497,8 @@ def _cells(file: CsvFile, row: tuple[str, ...], where: str) -> Cells:
     return dict(zip(zip(groups, metrics, statistics, strict=True), row, strict=True))
 
 
-def _of_row(cells: Cells, known: KnownFacts, where: str) -> Measurement:
+def _of_row(file: CsvFile, row: Row, known: KnownFacts, where: str) -> Measurement:
+    cells = _cells(file, row, where)
     requests = round(_value(cells, ("Request Counts", "Successful", ""), where))
     duration_s = _value(cells, ("Timings", "Duration", "Sec"), where)
     if not requests or not duration_s:

@@ -21,7 +21,7 @@ from calibration.errors import FileError
 from calibration.importers.points import (
     ImportedRun,
     ImportedSummary,
-    SeenRequests,
+    SeenRequest,
     Times,
     measurement_of_run,
     measurement_of_summary,
@@ -438,14 +438,14 @@ def _answer(request: ExportedRequest, openai: bool, earliest_ns: int, where: str
     return Answer(sent_s, over_s, chunk_s, tokens, (), payload.osl or 0, isl, payload.model, usage.cached)
 
 
-def _seen(answer: Answer, known: KnownFacts) -> SeenRequests:
+def _seen(answer: Answer, known: KnownFacts) -> SeenRequest:
     isl = round(known.isl or answer.isl)
     sent_s, chunk_s = answer.sent_s, answer.chunk_s
     if not chunk_s:
-        return SeenRequests(sent_s, sent_s, answer.over_s, (), 0, isl, error="no tokens")
+        return SeenRequest(sent_s, sent_s, answer.over_s, (), 0, isl, error="no tokens")
     if not answer.tokens:
-        return SeenRequests(sent_s, sent_s, chunk_s[-1], chunk_s, round(known.osl or len(chunk_s)), isl)
-    return SeenRequests(
+        return SeenRequest(sent_s, sent_s, chunk_s[-1], chunk_s, round(known.osl or len(chunk_s)), isl)
+    return SeenRequest(
         due_s=sent_s,
         sent_s=sent_s,
         end_s=chunk_s[-1],

@@ -73,6 +73,11 @@ class Times:
         mean, *tail = (None if value is None else value * unit_s for value in values)
         return cls() if mean == 0 else cls(mean, *tail)
 
+    @classmethod
+    def over(cls, values_s: Floats) -> Times:
+        """Those of single requests, shape (n,)."""
+        return cls(float(values_s.mean()), *map(float, np.percentile(values_s, PERCENTILES)))
+
     def later(self, by_s: float) -> Times:
         """Counted from `by_s` seconds earlier on average: then the mean is known, but percentiles are not."""
         return Times(None if self.mean_s is None else self.mean_s + by_s)
@@ -238,7 +243,7 @@ SHORT = "too few requests to cut start and drain off: both are in the window"
 
 
 @dataclass(frozen=True, slots=True)
-class SeenRequests:
+class SeenRequest:
     """One request of a file. Times in seconds of one clock; `end_s` is when its last token or its error came.
 
     `chunk_s` are the times of responses with tokens; if `evenly` is not 0, it is their number, and only the first and
@@ -272,7 +277,7 @@ class ImportedRun:
     """The requests of one load level, and the file's other facts about it; in a `burst` all were sent at once."""
 
     source: str
-    requests: Sequence[SeenRequests]
+    requests: Sequence[SeenRequest]
     model: str | None = None
     load: Offered | None = None
     measured_at: str = ""
@@ -324,7 +329,7 @@ def measurement_of_run(run: ImportedRun, known: KnownFacts, name: str) -> Measur
     return _as_recorded(found, run, steady=cut and not run.burst)
 
 
-def _prefix_found(requests: Sequence[SeenRequests]) -> dict[str, float]:
+def _prefix_found(requests: Sequence[SeenRequest]) -> dict[str, float]:
     """The mean prompt tokens found in the prefix cache, if the file has them for every answered request."""
     cached = [request.cached for request in requests if request.tokens]
     known = [tokens for tokens in cached if tokens is not None]
@@ -342,7 +347,7 @@ def _as_recorded(found: Measurement, run: ImportedRun, *, steady: bool) -> Measu
     return replace(found, point=point, facts=facts)
 
 
-def _log(requests: Sequence[SeenRequests], name: str) -> RequestLog:
+def _log(requests: Sequence[SeenRequest], name: str) -> RequestLog:
     if not requests:
         raise FileError(f"{name}: the file holds no requests")
     if sum(_chunks(request) for request in requests) > CHUNK_LIMIT:
@@ -364,12 +369,12 @@ def _log(requests: Sequence[SeenRequests], name: str) -> RequestLog:
     )
 
 
-def _chunks(request: SeenRequests) -> int:
+def _chunks(request: SeenRequest) -> int:
     """Responses with tokens in the log: at most as many as tokens."""
     return min(max(request.evenly, len(request.chunk_s)), request.tokens)
 
 
-def _chunk_times(request: SeenRequests) -> Floats:
+def _chunk_times(request: SeenRequest) -> Floats:
     chunks = _chunks(request)
     if not chunks:
         return np.empty(0)
@@ -380,7 +385,7 @@ def _chunk_times(request: SeenRequests) -> Floats:
     return chosen
 
 
-def _chunk_tokens(request: SeenRequests) -> Ints:
+def _chunk_tokens(request: SeenRequest) -> Ints:
     """Tokens of each response; if only their sum is known, as even as whole numbers allow."""
     if request.chunk_tokens:
         return np.array(request.chunk_tokens, np.int64)

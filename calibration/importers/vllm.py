@@ -23,12 +23,12 @@ from calibration.importers.points import (
     UNSTREAMED,
     ImportedRun,
     ImportedSummary,
-    SeenRequests,
+    SeenRequest,
     Times,
     held_back,
+    measurement_of_run,
     measurement_of_summary,
 )
-from calibration.importers.points import measurement_of_run as from_requests
 from calibration.importers.reading import (
     Count,
     Edge,
@@ -47,7 +47,6 @@ from calibration.importers.reading import (
 )
 from calibration.records import Measurement
 from sizing.points import LoadKind
-from sizing.workload import PERCENTILES
 
 SOURCE, OF_SGLANG = "vLLM bench serve", "SGLang bench_serving"
 CHUNKS_AGREE = 0.02
@@ -133,7 +132,7 @@ class Listed(Edge):
         return {
             "isl_cv": float(isl.std() / max(isl.mean(), 1)),
             "osl_cv": float(osl.std() / osl.mean()),
-            "e2e": Times(float(e2e_s.mean()), *map(float, np.percentile(e2e_s, PERCENTILES))),
+            "e2e": Times.over(e2e_s),
         }
 
 
@@ -183,7 +182,7 @@ def _details(file: JsonFile) -> Details | None:
         return None
     details = checked(Details, file.value, file.name)
     wanted = len(details.start_times)
-    for key in type(details).model_fields:
+    for key in Details.model_fields:
         values = getattr(details, key)
         if values is not None and len(values) != wanted:
             raise FileError(f"{file.name}, key {key!r}: {len(values)} entries where 'start_times' has {wanted}")
@@ -201,19 +200,19 @@ def _from_details(result: Result, details: Details, file: JsonFile, known: Known
         notes=_notes(load, result),
         burst=_burst(result) and not (known.concurrency or known.rate),
     )
-    return from_requests(run, known, file.name)
+    return measurement_of_run(run, known, file.name)
 
 
-def _seen(details: Details, i: int) -> SeenRequests:
+def _seen(details: Details, i: int) -> SeenRequest:
     sent_s, osl = details.start_times[i], details.output_lens[i]
     waited_s = (details.queue_times[i] or 0.0) if details.queue_times else 0.0
     message = details.errors[i] if details.errors else None
     error = error_name(message) if message else ("" if osl else "no tokens")
     if error:
         over_s = sent_s + max(details.ttfts[i], (details.latencies[i] or 0.0) if details.latencies else 0.0)
-        return SeenRequests(sent_s - waited_s, sent_s, over_s, (), 0, details.input_lens[i], error=error)
+        return SeenRequest(sent_s - waited_s, sent_s, over_s, (), 0, details.input_lens[i], error=error)
     chunk_s, evenly = _chunk_s(details, i)
-    return SeenRequests(sent_s - waited_s, sent_s, chunk_s[-1], chunk_s, osl, details.input_lens[i], evenly=evenly)
+    return SeenRequest(sent_s - waited_s, sent_s, chunk_s[-1], chunk_s, osl, details.input_lens[i], evenly=evenly)
 
 
 def _chunk_s(details: Details, i: int) -> tuple[tuple[float, ...], int]:
@@ -269,7 +268,7 @@ def _from_due(summary: ImportedSummary, waits: Waits) -> ImportedSummary:
     return replace(
         summary,
         ttft=summary.ttft.later(late_s),
-        e2e=Times(float(e2e_s.mean()), *map(float, np.percentile(e2e_s, PERCENTILES))),
+        e2e=Times.over(e2e_s),
         late_mean_s=late_s,
         notes=(*summary.notes, FROM_DUE),
         facts=only({"ttft_sent_mean_s": summary.ttft.mean_s, "late_mean_s": late_s}),
@@ -277,7 +276,7 @@ def _from_due(summary: ImportedSummary, waits: Waits) -> ImportedSummary:
 
 
 def _times(file: JsonFile, metric: str) -> Times:
-    names = type(VllmLatencies()).model_fields
+    names = VllmLatencies.model_fields
     found = {name: file.value[f"{name}_{metric}_ms"] for name in names if f"{name}_{metric}_ms" in file.value}
     return checked(VllmLatencies, found, f"{file.name}, {metric}").times
 

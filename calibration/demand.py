@@ -18,13 +18,13 @@ from calibration.prometheus import (
     Histogram,
     PrometheusError,
     Source,
+    labels_of,
     moment_of,
     server_of,
     server_options,
     source_of,
     span_of,
 )
-from calibration.prometheus import labels_of as labels_given
 from sizing.cli.demand import arrivals_line
 from sizing.cli.options import as_json, options, write_json
 from sizing.demand_model import (
@@ -123,7 +123,7 @@ def prometheus_command(url: str, out: Path | None, json_: bool, **given: Any) ->
         raise ScenarioError(f"--from must be {MOST_S / 86_400:g} days before --to at most")
     arrivals = arrivals_of(given["arrivals"])
     laws = {side: law_of(side, given[f"{side}_law"]) for side in ("isl", "osl")}
-    server, labels = server_of(url, given), labels_given(given["labels"])
+    server, labels = server_of(url, given), labels_of(given["labels"])
     source = source_of(server, given["metrics"], given["model"], labels, end_s - start_s, end_s)
     found = demand_of(source, start_s, end_s, step_s, arrivals, laws)
     if out:

@@ -46,7 +46,7 @@ class Family:
     """A histogram: its name without ``_bucket``, the labels that select it, and its `unit` in seconds."""
 
     name: str
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: Labels = field(default_factory=dict)
     unit: float = 1.0
 
 
@@ -75,6 +75,12 @@ class Exposition:
         found: tuple[Family, ...] = getattr(self, what)
         return found
 
+    def means(self, side: str) -> list[tuple[str, str, Labels]]:
+        """Pairs of counters whose quotient is the mean isl or osl of a request, each with the labels that select it."""
+        if self.tokens:
+            return [(dict(zip(("isl", "osl"), self.tokens, strict=True))[side], self.requests, {})]
+        return [(f"{family.name}_sum", f"{family.name}_count", family.labels) for family in self.families(side)]
+
     @property
     def spellings(self) -> tuple[Exposition, ...]:
         """This exposition and, if its names have colons, the same with underscores: Python's client library writes them
@@ -89,7 +95,7 @@ class Exposition:
 
 
 def _of_tokens(kind: str) -> tuple[Family, ...]:
-    labels = (("gen_ai_token_type", kind),)
+    labels = {"gen_ai_token_type": kind}
     return Family("gen_ai_client_token_usage_token", labels), Family("gen_ai_client_token_usage", labels)
 
 
@@ -354,7 +360,7 @@ class Source:
         only its last bucket was scraped, which contains any value. Buckets whose counts are not numbers are left out.
         """
         for family in self.exposition.families(what):
-            labels = selector({**self.labels, **dict(family.labels)})
+            labels = selector({**self.labels, **family.labels})
             promql = f"sum by (le) (increase({family.name}_bucket{labels}[{promql_span(span_s)}]))"
             up_to: dict[float, float] = {}
             for found, count in self.server.query(promql, at_s):
@@ -363,19 +369,14 @@ class Source:
                 edge = self._edge(found.get("le", "")) * family.unit
                 up_to[edge] = up_to.get(edge, 0.0) + count
             if any(map(math.isfinite, up_to)) and max(up_to.values()) > 0:
-                total = self._increase(f"{family.name}_sum", dict(family.labels), span_s, at_s)
+                total = self._increase(f"{family.name}_sum", family.labels, span_s, at_s)
                 return Histogram.of(up_to, None if total is None else total * family.unit)
         return None
 
-    def mean_tokens(self, what: str, span_s: float, at_s: float) -> float | None:
+    def mean_tokens(self, side: str, span_s: float, at_s: float) -> float | None:
         """Mean isl or osl of a request, from counters of tokens or the sum of a histogram; None if there are none."""
-        pairs = [
-            (f"{family.name}_sum", f"{family.name}_count", family.labels) for family in self.exposition.families(what)
-        ]
-        if self.exposition.tokens:
-            pairs = [(self.exposition.tokens[("isl", "osl").index(what)], self.exposition.requests, ())]
-        for total, count, labels in pairs:
-            tokens, requests = (self._increase(name, dict(labels), span_s, at_s) for name in (total, count))
+        for total, count, labels in self.exposition.means(side):
+            tokens, requests = (self._increase(name, labels, span_s, at_s) for name in (total, count))
             if tokens and requests:
                 return tokens / requests
         return None

@@ -244,9 +244,8 @@ def watched(plan: Planned, source: Source, window_s: float, at_s: float, replica
             f"their p50 is {milliseconds(gaps.quantile(0.5))}, their p95 {milliseconds(gaps.quantile(0.95))}"
         )
     notes += [_lacking(source, metric_name(what)) for what in lacking]
-    rows += [_limited(plan, limit, seen[metric_of(limit)], rate_per_s / serving) for limit in plan.limits] + _unlimited(
-        plan, seen
-    )
+    rows += [_limited(plan, limit, seen[metric_of(limit)], rate_per_s / serving) for limit in plan.limits]
+    rows += _unlimited(plan, seen)
     if not requests:
         notes.append("No request was answered in this time")
     return WatchedLoad(source, at_s, window_s, requests, serving, tuple(rows), tuple(notes))
@@ -549,22 +548,14 @@ def _panel(title: str, description: str, unit: str, targets: Sequence[tuple[str,
 
 
 def _quantile(family: Family, percentile: float, labels: Mapping[str, str]) -> str:
-    chosen = selector({**labels, **dict(family.labels)})
-    buckets = f"sum by (le) (rate({family.name}_bucket{chosen}[{RATE}]))"
+    buckets = f"sum by (le) (rate({family.name}_bucket{selector({**labels, **family.labels})}[{RATE}]))"
     scaled = "" if family.unit == 1 else f" * {family.unit:g}"
     return f"histogram_quantile({percentile / 100:g}, {buckets}){scaled}"
 
 
 def _mean(exposition: Exposition, side: str, labels: Mapping[str, str]) -> str:
     """PromQL of a mean length; empty if there are no metrics of it."""
-    if exposition.tokens:
-        counter = dict(zip(("isl", "osl"), exposition.tokens, strict=True))[side]
-        pairs = [(counter, exposition.requests, selector(labels))]
-    else:
-        pairs = [
-            (f"{family.name}_sum", f"{family.name}_count", selector({**labels, **dict(family.labels)}))
-            for family in exposition.families(side)
-        ]
+    pairs = ((total, count, selector({**labels, **own})) for total, count, own in exposition.means(side))
     return _or(f"sum(rate({total}{by}[{RATE}])) / sum(rate({count}{by}[{RATE}]))" for total, count, by in pairs)
 
 

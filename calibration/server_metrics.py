@@ -55,7 +55,8 @@ class Page:
 
     def total(self, family: str, **labels: str) -> float | None:
         """The sum of `values`; None if there are none."""
-        return sum(self.values(family, **labels), 0.0) if self.values(family, **labels) else None
+        values = self.values(family, **labels)
+        return sum(values, 0.0) if values else None
 
     def _matching(self, family: str, labels: Labels) -> Iterable[Sample]:
         for given, value in self.families.get(family, ()):
@@ -264,7 +265,7 @@ def _gauges(page: Page, model: str) -> dict[str, float]:
     for name, (family, together) in GPU_MEANS.items():
         if values := page.values(family):
             found[name] = together(values)
-    return found | _with_size(_engine_gauges(page, model) | engine_gauges(page))
+    return found | _with_size(_backend_gauges(page, model) | engine_gauges(page))
 
 
 def _with_size(gauges: dict[str, float]) -> dict[str, float]:
@@ -273,8 +274,8 @@ def _with_size(gauges: dict[str, float]) -> dict[str, float]:
     return ({KV_TOKENS: blocks * per_block} if blocks and per_block else {}) | gauges
 
 
-def _engine_gauges(page: Page, model: str) -> dict[str, float]:
-    """Gauges of the page's only engine; of several, those of `model` itself."""
+def _backend_gauges(page: Page, model: str) -> dict[str, float]:
+    """Gauges of the TensorRT-LLM backend's only engine on the page; of several, those of `model` itself."""
     found: dict[str, float] = {}
     for family, (label, name) in ENGINE_FAMILIES.items():
         engines = page.by(family, "model")

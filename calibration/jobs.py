@@ -305,8 +305,7 @@ def plan_file(new: NewRun) -> PlanFile:
         server |= {"api_key_env": KEY_VARIABLE} if os.environ.get(KEY_VARIABLE) else {}
     if new.metrics:
         server["metrics_url"] = f"http://{new.metrics}/metrics"
-    lengths = {name: getattr(new.lengths, name) for name in ("isl", "osl", "isl_cv", "osl_cv")}
-    entries: list[dict[str, float]] = [{name: float(value) for name, value in lengths.items()}]
+    entries = [{name: float(getattr(new.lengths, name)) for name in ("isl", "osl", "isl_cv", "osl_cv")}]
     if new.long_isl:
         entries.append({**entries[0], "isl": float(new.long_isl), "concurrency": 1})
     content: dict[str, object] = {

@@ -247,8 +247,8 @@ class ThenRandomArrivals:
     def _check(self, points: Sequence[Point]) -> Level | None:
         """A level at the first of the lengths that has only closed-loop points."""
         plan, levels = self._target.plan, self._target.levels
-        for entry in set(range(len(plan.lengths))) - self._skipped:
-            if plan.lengths[entry].concurrency is not None or plan.lengths[entry].sessions is not None:
+        for entry, lengths in enumerate(plan.lengths):
+            if entry in self._skipped or lengths.concurrency is not None or lengths.sessions is not None:
                 continue
             level = next(level for level in levels if level.entry == entry)
             alike = [point for point in points if point.lengths == level.lengths]
@@ -275,11 +275,12 @@ class AsNeeded:
     def __init__(self, target: Target, levels: Sequence[Level], pace: Pace, says: Says) -> None:
         self._says = says
         self._target = target
-        self._adaptive = _adaptive(target, pace)
+        plan = target.plan
+        self._adaptive = adaptive_of(plan, target.levels, target.replica, lambda level: pace.expected_s(plan, level))
         self._choosing = True
         self._after = Grid(target, [level for level in levels if level.kind != "concurrency"])
-        assert target.plan.adaptive is not None
-        self._verify_s = 60 * target.plan.adaptive.verify_minutes
+        assert plan.adaptive is not None
+        self._verify_s = 60 * plan.adaptive.verify_minutes
         self._verifying: Level | None = None
         wanted = self._adaptive.question.workload.lengths
         self._asked = next((level for level in target.levels if level.lengths.is_like(wanted)), None)
@@ -348,10 +349,6 @@ def _tells(point: Point, question: Question) -> bool:
     limited = (f"{limit.metric}_p{limit.percentile:g}_s" for limit in question.sla.limits if limit.metric in METRICS)
     enough = all(getattr(point, name, 0.0) is not None for name in limited)
     return point.verdict == "overloaded" or (point.verdict == "steady" and enough)
-
-
-def _adaptive(target: Target, pace: Pace) -> Adaptive:
-    return adaptive_of(target.plan, target.levels, target.replica, lambda level: pace.expected_s(target.plan, level))
 
 
 def adaptive_of(

@@ -27,6 +27,7 @@ from calibration.errors import CalibrationError, Cancelled, PlanError, StoreErro
 from calibration.levels import adaptive_of, is_at, untried
 from calibration.plan import (
     ASKED,
+    LENGTHS,
     MOST_USERS,
     USUAL,
     Endpoint,
@@ -346,7 +347,7 @@ OPTIONS: Mapping[str, str] = {
     "concurrency": "--most-users",
     "client: {self_check: false}": "--no-self-check",
     **{f"deployment.{name}": f"--{name}" for name in ("gpu", "precision", "tp")},
-    **{f"lengths.{name}": f"--{name.replace('_', '-')}" for name in ("isl", "osl", "isl_cv", "osl_cv")},
+    **{f"lengths.{name}": f"--{name.replace('_', '-')}" for name in LENGTHS},
     **{f"adaptive.{name}": f"--{name.replace('_', '-')}" for name in (*ASKED, "minutes", "verify_minutes")},
 }
 """Keys of a plan, and the corresponding options."""
@@ -359,7 +360,7 @@ def plan_of(site: Site, given: Mapping[str, Any], before_s: float) -> PlanFile:
     """The adaptive sweep for the options; earlier calls have measured `before_s` seconds of it."""
     budget_s = 60 * given["minutes"]
     asked = {name: given[name] for name in (*ASKED, "verify_minutes") if given.get(name) is not None}
-    lengths = {name: asked.pop(name) for name in ("isl", "osl", "isl_cv", "osl_cv")}
+    lengths = {name: asked.pop(name) for name in LENGTHS}
     return _file(
         site.server,
         site.facts,
@@ -417,8 +418,12 @@ def _measures(plan: SweepPlan) -> dict[str, Any]:
 
 def spent_s(store: Store, run_id: int, site: Site, given: Mapping[str, Any]) -> float:
     """Seconds of load that the points of a run took."""
-    plan = plan_of(site, given, 0.0).plan
-    return adaptive_of(plan, plan.levels(), site.replica, lambda level: 0.0).summary(store.points(run_id)).spent_s
+    return chooser(plan_of(site, given, 0.0), site).summary(store.points(run_id)).spent_s
+
+
+def chooser(file: PlanFile, site: Site) -> Adaptive:
+    """The choice of levels by the plan, for what it says of points: the times of unmeasured levels count as nothing."""
+    return adaptive_of(file.plan, file.plan.levels(), site.replica, lambda level: 0.0)
 
 
 # --- Does the server perform at the planned load as predicted?
@@ -488,18 +493,13 @@ class Measured:
     def seconds(self) -> float:
         """Seconds of load in all calls."""
         verifying = (point.duration_s or 0.0 for point in self.points if point.load_kind != "concurrency")
-        return self._adaptive.summary(self.points).spent_s + sum(verifying)
+        return chooser(self.file, self.site).summary(self.points).spent_s + sum(verifying)
 
     @property
     def best_left(self) -> Best | None:
         """The level that would narrow the band most, if it is worth its time."""
-        best = self._adaptive.best_left(self.points)
+        best = chooser(self.file, self.site).best_left(self.points)
         return best if best is not None and best.narrows >= WORTH else None
-
-    @property
-    def _adaptive(self) -> Adaptive:
-        plan = self.file.plan
-        return adaptive_of(plan, plan.levels(), self.site.replica, lambda level: 0.0)
 
     def as_dict(self) -> dict[str, Any]:
         """The key ``measured`` of the JSON."""

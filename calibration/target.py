@@ -37,11 +37,11 @@ BATCHING_OF = {"v1": "static", "inflight_batching": "in_flight", "inflight_fused
 class Served:
     """A server as it answers. `engine`: what it reports about the deployment, by column of the points table.
 
-    `scheduling`: what it reports of the engine's scheduler.
-    `tokenizer_file` is None if the server names none, or one that this machine cannot read. `engine_cores`: cores of
-    this machine on which the engine computes and which the client must avoid, as ``1,2``; empty for a remote engine or
-    one on a GPU. `seen`: how the server counts prompts, beyond what its tokenizer says. `longest_tokens`: prompt and
-    answer together of the longest request that it takes; None if it does not report that.
+    `scheduling`: what it reports of the engine's scheduler. `tokenizer_file` is None if the server names none, or one
+    that this machine cannot read. `engine_cores`: cores of this machine on which the engine computes and which the
+    client must avoid, as ``1,2``; empty for a remote engine or one on a GPU. `seen`: how the server counts prompts,
+    beyond what its tokenizer says. `longest_tokens`: prompt and answer together of the longest request that it accepts;
+    None if it does not report that.
     """
 
     contract: AnyContract
@@ -76,8 +76,7 @@ async def describe(server: ServerPlan) -> Described:
         said = {"engine": "vllm", "batching": "in_flight"}
     file = _tokenizer_file(names.get("tokenizer_dir", ""))
     special = names.get("add_special_tokens", "").lower() in ("true", "1")
-    cores = _parameters(engine).get("engine_cores", "")
-    cores = cores if is_here(server.url) else ""
+    cores = _parameters(engine).get("engine_cores", "") if is_here(server.url) else ""
     return Described(contract, said, file, special, cores, scheduling=_scheduling_of(engine))
 
 
@@ -90,9 +89,7 @@ async def _serving(file: PlanFile) -> Served:
     server = file.plan.server
     if server.protocol != "openai":
         found = await describe(server)
-        if file.tokenizer_file is not None:
-            return replace(found, tokenizer_file=file.tokenizer_file)
-        return replace(found, tokenizer_file=None) if file.plan.tokenizer == "none" else found
+        return found if file.plan.tokenizer is None else replace(found, tokenizer_file=file.tokenizer_file)
     texts = any(item.dataset is not None for item in file.plan.lengths)
     sessions = any(item.sessions is not None for item in file.plan.lengths)
     met = await meet(server, file.tokenizer_file, texts=texts, sessions=sessions)
@@ -177,9 +174,8 @@ def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
         if name in known:
             known[name] = _whole(name, known[name])
     defaults: dict[str, Any] = {"pp": 1, "engine": "", "engine_version": "", "batching": "", "max_batch_size": None}
-    texts = {
-        name: clean(value) for name, value in known.items() if isinstance(value, str)
-    }  # as the store will have them
+    # cleaned, as the store will have them
+    texts = {name: clean(value) for name, value in known.items() if isinstance(value, str)}
     return Deployment(**(defaults | known | texts))
 
 
@@ -241,9 +237,9 @@ class Target:
     """A server that is ready to be measured by `plan`: its properties, its points' deployment, the levels.
 
     `scheduling`: what is known of the engine's scheduler, recorded with the points. `points`: how many of them a run
-    will have, including those of the random arrivals at its end. `session` is a random
-    part of the requests' seeds: the server's prefix cache may still hold prompts sent before, even by a run that was
-    interrupted in the middle of a level.
+    will have, including those of the random arrivals at its end. `session` is a random part of the requests' seeds: the
+    server's prefix cache may still hold prompts sent before, even by a run that was interrupted in the middle of a
+    level.
     """
 
     plan: SweepPlan

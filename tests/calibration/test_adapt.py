@@ -270,8 +270,8 @@ def ends(monkeypatch: pytest.MonkeyPatch, isl: float, points: Sequence[Point] = 
     plan, said = parse_plan(VERIFIES % isl).plan, list[str]()
     assert plan.adaptive is not None
     question = plan.adaptive.question("m", Lengths(50, 20))
-    monkeypatch.setattr(levels, "_adaptive", lambda target, pace: Chosen(question))
-    target: Any = SimpleNamespace(plan=plan, levels=tuple(plan.levels()))
+    monkeypatch.setattr(levels, "adaptive_of", lambda *_: Chosen(question))
+    target: Any = SimpleNamespace(plan=plan, replica=None, levels=tuple(plan.levels()))
     order = levels.AsNeeded(target, [], Pace(Lengths(50, 20), 1.0, 1.0), said.append)
     left = iter(lambda: order.next(points), None)
     return [*left], said

@@ -75,7 +75,7 @@ async def obey(serving: Serving) -> None:
     """Print addresses and model as a line of JSON on stdout, then answer questions on stdin, one per line.
 
     ``{"window": [start_s, stop_s]}`` is answered with the fields of `TrueTimes`; ``{"save": "truth.npz"}`` writes the
-    whole truth to that file. Whoever holds the other end of stdin may die: the mock then ends too.
+    whole truth to that file. If the process at the other end of stdin dies, the mock ends too.
     """
     model = {"model": MODEL, "inputs": INPUTS, "outputs": [name for name, _ in OUTPUTS]}
     _say({"grpc_url": serving.grpc_url, "http_url": serving.http_url, **model})

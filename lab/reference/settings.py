@@ -32,7 +32,7 @@ class Settings:
     """Settings of a reference server. Port 0 means any free port.
 
     The defaults make a model small enough for one core: over the ensemble its token rate stays below the roughly 2,500
-    tokens/s at which tritonserver 2.51 was seen to corrupt its heap (streams ahead of the one postprocessing instance).
+    tokens/s at which tritonserver 2.51 corrupted its heap (when streams ran ahead of the one postprocessing instance).
 
     Attributes:
         batching: in_flight (requests join and leave between steps) or static (a batch runs until its longest ends).
@@ -41,9 +41,9 @@ class Settings:
         max_sequence_tokens: longest prompt plus output; beyond it a request is refused.
         token_budget: most tokens in one forward pass; longer prompts are computed in chunks.
         policy: in-flight batching only: guaranteed_no_evict (a request starts when the cache can hold its longest
-            sequence) or max_utilization (when its prompt fits; it may be paused for lack of room, and computed again).
-        kv_reuse: full blocks of prompts stay in the KV cache for prompts that begin alike.
-        batch_delay_s: static batching only: how long an idle engine waits for company before it starts a batch.
+            sequence) or max_utilization (when its prompt fits; it may be paused if blocks run out, and computed again).
+        kv_reuse: full blocks of prompts are kept in the KV cache, and reused by prompts that begin alike.
+        batch_delay_s: static batching only: how long an idle engine waits for more requests before it starts a batch.
         hidden, layers, heads, kv_heads, vocab_size: the model; its weights are random, drawn from `seed`.
         threads: CPU threads of the engine.
     """

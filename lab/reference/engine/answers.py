@@ -19,8 +19,8 @@ NO_GENERATION_LOGITS = np.zeros((1, 1, 1, 1), np.float32)
 class Answer:
     """The answer to one client: the requested outputs, and the results so far.
 
-    A streamed answer is one part per token, with that token's own log-probability and logits; the logits of the prompt
-    come with the first. Any other is whole: `prompt` (empty if it is to be left out) and all tokens.
+    A streamed answer is sent in parts of one token, with its log-probability and logits; the logits of the prompt come
+    with the first. Any other is sent whole: `prompt` (empty to leave it out) and all tokens.
     """
 
     request: Request
@@ -31,7 +31,7 @@ class Answer:
     logits: list[NDArray[np.float32]] = field(default_factory=list)
 
     def add(self, token: Token) -> None:
-        # stored here, not read from the request: the engine is ahead of what has been sent
+        # stored here, because the request has tokens that were not sent yet
         if token.id is not None:
             self.ids.append(token.id)
             self.log_probs.append(token.log_prob)

@@ -10,8 +10,8 @@ from importlib.metadata import version
 def describe(wanted: str) -> dict[str, str]:
     """`device` cpu or cuda, the GPU's name ("" on a CPU), torch's version and the number format used there.
 
-    ValueError where cuda is wanted and torch sees none. A build of torch for CPUs alone says so in the version of its
-    wheel: it is not loaded to be asked, which would take two seconds of CPU at every start of a server.
+    Raises ValueError if cuda is wanted and torch sees none. A CPU build of torch is known by the version of its wheel:
+    importing torch to ask it would take two seconds of CPU at every start of a server.
     """
     built, gpu = version("torch"), ""
     if not built.endswith("+cpu"):

@@ -14,16 +14,16 @@ from lab.reference.settings import Policy
 class InFlightEngine:
     """Each `step` is one forward pass: the next token of every running request, and new prompts or pieces of them.
 
-    First come, first served. Running requests take one token each of the pass's budget; the rest of it reads prompts,
-    with `chunks_prompts` long ones in pieces over several passes. `policy` says when a request starts:
+    First come, first served. Each running request takes one token of the pass's budget, and prompts get the rest; with
+    `chunks_prompts`, a long one is read in pieces over several passes. `policy` decides when a request starts:
 
-    - guaranteed_no_evict: when the KV cache can hold its longest possible sequence. It then runs to its end.
-    - max_utilization: when the cache can hold what it reads and one token more. It gets blocks as it grows; when none
-      is free the youngest running request is paused: it gives its blocks back, returns to the head of the queue, and
-      later reads its prompt and what it had generated anew. Tokens that have gone out do not go out again. The oldest
-      is paused for nobody, and a request alone fits the cache or was refused, so every request ends.
+    - guaranteed_no_evict: when the KV cache has room for its longest possible sequence. It then runs to its end.
+    - max_utilization: when the cache has room for its prompt and one more token. It gets blocks as it grows. If none is
+      free, the youngest running request is paused: it returns its blocks, goes to the head of the queue, and later
+      reads its prompt and the tokens it had generated again; none is sent twice. The oldest request is never paused for
+      another, and each fits into the cache alone or was refused, so every request ends.
 
-    `add` and `Request.is_cancelled` may be used from other threads; `step` from one.
+    `add` and `Request.is_cancelled` may be used from any thread, `step` from one.
     """
 
     def __init__(

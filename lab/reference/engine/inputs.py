@@ -27,14 +27,14 @@ ALL_OUTPUTS = (
     "generation_logits",
 )
 
-# draft_input_ids, len_penalty, prompt_embedding_table and prompt_vocab_size are taken because the contract has them,
-# and not applied: they change which tokens come, not how many or how fast.
+# draft_input_ids, len_penalty, prompt_embedding_table and prompt_vocab_size are accepted because the contract has them,
+# but not applied: they affect which tokens are generated, not how many or how fast.
 
 
 def read_request(tensors: Tensors, limits: Limits, shape: Shape, outputs: Collection[str] = ALL_OUTPUTS) -> Request:
-    """The request that `tensors` (name -> array, batch dimension first) describe; it wants to see `outputs`.
+    """The request in `tensors` (name -> array, batch dimension first), which asks for `outputs`.
 
-    A token id beyond the vocabulary stands for its remainder: public load generators draw ids below 2**31, and clients
+    Of a token id beyond the vocabulary the remainder is used: public load generators draw ids below 2**31, and clients
     without a tokenizer send those of another model.
 
     Raises:
@@ -65,7 +65,7 @@ def read_request(tensors: Tensors, limits: Limits, shape: Shape, outputs: Collec
 
 
 def sent_prompt(tensors: Tensors) -> list[int]:
-    """The prompt's token ids as the client sent them: what an answer repeats."""
+    """The prompt's token ids as the client sent them, which an answer repeats."""
     ids: list[int] = tensors["input_ids"].reshape(-1).tolist()
     return ids[: max(int(_scalar(tensors, "input_lengths", 0)), 0)]
 
@@ -105,7 +105,7 @@ def _refuse_what_does_not_fit(request: Request, limits: Limits) -> None:
     if request.max_tokens < 1:
         raise InputError(f"request_output_len must be at least 1, got {request.max_tokens}")
     what = f"prompt ({len(request.prompt)} tokens) plus request_output_len ({request.max_tokens})"
-    # the backend would quietly make fewer tokens than asked, which a measurement must not take for what it asked
+    # the backend would silently generate fewer tokens than requested, and a measurement would be of another load
     if request.longest > limits.max_sequence_tokens:
         raise InputError(f"{what} exceeds the maximum sequence length of {limits.max_sequence_tokens}")
     if request.longest > limits.kv_tokens:
@@ -135,7 +135,7 @@ def _bias(tensors: Tensors, vocab_size: int) -> tuple[float, ...]:
 
 
 def _possible(words: Words, vocab_size: int) -> Words:
-    """Those that can come at all: all their tokens are in the vocabulary."""
+    """The words of which all tokens are in the vocabulary."""
     return tuple(word for word in words if all(0 <= token < vocab_size for token in word))
 
 

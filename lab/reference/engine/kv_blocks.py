@@ -1,4 +1,4 @@
-"""The owners of the KV cache's blocks, and the blocks of old prompts that are kept for reuse."""
+"""Which blocks of the KV cache are held, and which are kept for the prompts in them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lab.reference.settings import KV_BLOCK_TOKENS
 
 
 class Blocks:
-    """Blocks by number. A block is free, or held by one or several requests, or kept for its contents.
+    """Blocks by number. A block is free, held by one or more requests, or kept for its contents.
 
-    A kept block has the keys and values of a prompt's tokens, under the key of `prefix_keys`. Once nobody holds it, it
-    counts as free and waits: the block unused for longest is given away first, of one prompt the later before the
-    earlier, because a later one is of no use without those before it.
+    A kept block has the keys and values of a prompt's tokens, under a key of `prefix_keys`. When no request holds it,
+    it counts as free, but is given away only if no block is empty: the least recently used first, and of one prompt the
+    last one first, because a block is useless without those before it.
 
     Attributes:
         count: blocks in all.
-        reused: how often a block has been held again for its contents, since the beginning.
+        reused: how often a kept block was used again, since the start.
     """
 
     def __init__(self, count: int) -> None:
@@ -27,7 +27,7 @@ class Blocks:
         self.reused = 0
         self._holders = [0] * count
         self._empty = deque(range(count))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # kept without an owner, the least recently used first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # kept without a holder, the least recently used first
         self._kept: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
 
@@ -37,7 +37,7 @@ class Blocks:
         return len(self._empty) + len(self._idle)
 
     def found(self, keys: Sequence[bytes]) -> list[int]:
-        """The kept blocks of the longest beginning of `keys` that is here."""
+        """The kept blocks of `keys`, up to the first key without one."""
         blocks: list[int] = []
         for key in keys:
             block = self._kept.get(key)
@@ -47,9 +47,10 @@ class Blocks:
         return blocks
 
     def take(self, fresh: int, shared: Sequence[int] = ()) -> list[int] | None:
-        """`shared`, held once more, and `fresh` blocks to write to; None, and nothing changed, if there are not enough.
+        """The `shared` blocks, with one more holder, and `fresh` ones to write to; None, with nothing changed, if there
+        are too few.
 
-        `shared` comes from `found`. Contents kept in a block that is given to write to are forgotten.
+        `shared` comes from `found`. A block that is given out for writing loses its kept contents.
         """
         idle = sum(not self._holders[block] for block in shared)
         if fresh + idle > self.free:
@@ -61,13 +62,13 @@ class Blocks:
         return [*shared, *(self._empty_one() for _ in range(fresh))]
 
     def keep(self, block: int, key: bytes) -> None:
-        """The contents of `block`, which is held, may be used again under `key`. The first block of a key stays it."""
+        """Keep the contents of `block`, which is held, under `key`, unless the key has a block already."""
         if key not in self._kept and block not in self._key_of:
             self._kept[key] = block
             self._key_of[block] = key
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Remove one owner of each."""
+        """Remove one holder of each."""
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block]:
@@ -88,9 +89,9 @@ class Blocks:
 
 
 def prefix_keys(prompt: Sequence[int], reuse_key: str) -> tuple[bytes, ...]:
-    """One key for each full block of `prompt`: it stands for these tokens and all before them.
+    """One key for each full block of `prompt`, which identifies its tokens and all before them.
 
-    Prompts of different `reuse_key` have no key in common: their keys and values come from different weights.
+    Prompts with different values of `reuse_key` share no key, because other weights computed their keys and values.
     """
     chain = hashlib.blake2b(reuse_key.encode(), digest_size=16).digest()
     keys = []

@@ -1,4 +1,4 @@
-"""A paged KV cache: blocks of tokens, which requests get as a whole."""
+"""A paged KV cache: requests get whole blocks of tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lab.reference.settings import KV_BLOCK_TOKENS
 
 
 class KvCache:
-    """Keys and values of every token in flight, and who holds which block.
+    """Keys and values of every token in flight, and which request holds which block.
 
     `keys[layer]` and `values[layer]` are [slots, kv_heads, head_dim]; a slot holds one token.
     `table[row, position]` is the slot of a request's token: one row per request, filled as far as it has blocks.
 
-    With `reuses`, full blocks of prompts stay after their request has ended, until their room is needed, and requests
-    whose prompts begin alike hold the same blocks. Nobody writes to those: writing begins behind the full blocks.
+    With `reuses`, full blocks of a prompt are kept after its request has ended, until they are needed, and requests
+    whose prompts begin alike share them. Shared blocks are not written to: a request writes after its full blocks.
     """
 
     def __init__(
@@ -57,9 +57,10 @@ class KvCache:
         return self._blocks.reused
 
     def admit(self, request: Request, tokens: int) -> bool:
-        """A row, and blocks for the first `tokens` tokens of `request`; False, and nothing changed, if not free.
+        """Give `request` a row, and blocks for its first `tokens` tokens; False, with nothing changed, if not free.
 
-        What the cache still holds of its prompt counts as computed, but for the last token: it must speak.
+        The part of its prompt that the cache still holds counts as computed, except the last token, whose logits are
+        needed.
         """
         if not self._free_rows:
             return False
@@ -75,7 +76,7 @@ class KvCache:
         return True
 
     def grow(self, request: Request) -> bool:
-        """See that the next token of `request` has a slot; False, and nothing changed, if it needs a block in vain."""
+        """Give the next token of `request` a slot; False, with nothing changed, if no block is free for it."""
         held = len(request.blocks) * KV_BLOCK_TOKENS
         if request.computed < held:
             return True
@@ -87,7 +88,7 @@ class KvCache:
         return True
 
     def keep(self, request: Request) -> None:
-        """Allow other requests to use the full blocks of the computed prompt of `request`."""
+        """Let other requests use the full blocks of the computed prompt of `request`."""
         for block, key in zip(request.blocks, _keys(request), strict=False):
             self._blocks.keep(block, key)
 

@@ -2,7 +2,7 @@
 
 An adapter adds B A x to the output of some of a layer's projections W x. Its two tensors, of release v0.8.0:
 `lora_weights` FP16 [1, L, n], one row per adapted module: A [D, inputs] and then B [outputs, D], both row by row, and
-whatever fills the row up; `lora_config` INT32 [1, L, 3], of each row (module, layer, adapter size D).
+padding; `lora_config` INT32 [1, L, 3], of each row (module, layer, adapter size D).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def modules(shape: Shape) -> tuple[Module, ...]:
 
 
 def read_adapter(weights: NDArray[Any] | None, config: NDArray[Any] | None, shape: Shape) -> Adapter | None:
-    """The adapter of a request's `lora_weights` and `lora_config`; None when it brings neither.
+    """The adapter of a request's `lora_weights` and `lora_config`; None if it has neither.
 
     Raises:
         InputError: one of the two is missing, their shapes do not belong together, or a row does not fit the model.

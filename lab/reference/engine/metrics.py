@@ -31,7 +31,7 @@ class Metrics:
                 self._gauges[family, name].set(value)
 
     def close(self) -> None:
-        """Drop the gauges, then their families: left to the interpreter's exit, the backend's stub dies of them."""
+        """Drop the gauges, then their families: left to the interpreter's exit, that crashes the backend's stub."""
         self._gauges.clear()
         self._families.clear()
 

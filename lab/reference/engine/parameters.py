@@ -42,10 +42,10 @@ class Scheduling:
 
 
 def read_scheduling(parameters: Parameters, warn: Warn) -> Scheduling:
-    """What `parameters` mean; `warn` is told, in the backend's words, where a default stands for an unusable value.
+    """What `parameters` ask for; `warn` gets a line, in the backend's words, for each value that a default replaces.
 
-    `kv_tokens` and `max_batch_size` among them are what the machine and the engine can hold; the backend's own
-    max_tokens_in_paged_kv_cache, kv_cache_free_gpu_mem_fraction and max_num_sequences take of that as much as they say.
+    `kv_tokens` and `max_batch_size` are what the machine and the engine can hold; the backend's own
+    max_tokens_in_paged_kv_cache, kv_cache_free_gpu_mem_fraction and max_num_sequences may limit that further.
 
     Raises:
         ParameterError: the batching type is none of the backend's, or the KV cache does not hold one block.
@@ -103,7 +103,7 @@ def _kv_tokens(parameters: Parameters, warn: Warn) -> int:
 
 
 def _fraction(parameters: Parameters, warn: Warn) -> float:
-    """The share of `kv_tokens`. Not given is all of it: beside this engine nothing else needs the memory."""
+    """The fraction of `kv_tokens` to use: by default all, because nothing else needs the memory."""
     name = "kv_cache_free_gpu_mem_fraction"
     given = parameters.get(name)
     if given is None:
@@ -137,7 +137,7 @@ def _say_what_is_not_here(parameters: Parameters, warn: Warn) -> None:
 
 
 def _number(parameters: Parameters, name: str, warn: Warn, otherwise: str) -> int | None:
-    """A whole number of at least 1; None, and a warning, if there is another value; None if this release has none."""
+    """A whole number of at least 1; None, with a warning, for any other value; None if the parameter is absent."""
     given = parameters.get(name)
     if given is None:
         return None
@@ -148,7 +148,7 @@ def _number(parameters: Parameters, name: str, warn: Warn, otherwise: str) -> in
 
 
 def _flag(parameters: Parameters, name: str, warn: Warn, otherwise: str) -> bool:
-    """A boolean, off if it is not one of the backend's words, with a warning; off if this release has none."""
+    """A boolean; False, with a warning, for a word unknown to the backend; False if the parameter is absent."""
     given = parameters.get(name)
     if given is not None and given not in TRUE + FALSE:
         warn(f"{name} is not specified, {otherwise}")

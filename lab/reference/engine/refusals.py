@@ -1,8 +1,8 @@
 """Error messages for requests that cannot be served: the TensorRT-LLM backend's own (release v0.8.0).
 
-Two kinds, as there: a request that is not taken at all is refused in so many words; one that was taken and that the
-engine cannot run is refused as "Encountered error for requestId N: ...". N is the number that the backend makes of
-the request's id (`request_ids.py`).
+As in the backend, a request that is not accepted gets the plain reason; one that was accepted, and that the engine
+cannot run, gets "Encountered error for requestId N: ...". N is the number that the backend derives from the request's
+id (`request_ids.py`).
 """
 
 from __future__ import annotations

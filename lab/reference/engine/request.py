@@ -40,17 +40,16 @@ GREEDY = Sampling()
 class Request:
     """A request on its way through the engine.
 
-    `adapter` is added to the model's weights for it alone, so keys and values are shared under one `reuse_key` only.
-    `context_logits` [prompt, vocab], if they are wanted, fill up while the prompt is read: all of it must be, and none
-    of it reused.
+    `adapter` is added to the model's weights for this request alone, so only requests with the same `reuse_key` share
+    keys and values. `may_reuse` is False if the whole prompt must be computed: for `context_logits` [prompt, vocab],
+    which are filled while it is read.
 
-    `computed` tokens have their keys and values in the cache; `row` and `blocks` are its place there. A request decodes
-    when all its tokens but the newest are computed; before that its prompt is still being read. `has_ended`:
-    its last token, or the word that it was cancelled, has been handed out.
+    The keys and values of `computed` tokens are in the cache, at `row` and in `blocks`. A request decodes when all its
+    tokens but the newest are computed; before that its prompt is being read. `has_ended`: its last token, or the notice
+    of its cancellation, has been handed out.
 
-    A paused request has lost its place in the cache: it waits, and reads its prompt again with the first `restored`
-    generated tokens behind it. Of what it reads, `reused` tokens were in the cache already; requests of different
-    `reuse_key` share nothing there, one that must compute its whole prompt has `may_reuse` False.
+    A paused request has lost its place in the cache: it waits, and then reads its prompt again, followed by the first
+    `restored` of its generated tokens. `reused` of the tokens to be read were in the cache already.
     """
 
     prompt: list[int]
@@ -79,7 +78,7 @@ class Request:
 
     @property
     def longest(self) -> int:
-        """The most tokens that it can have: guaranteed_no_evict reserves this many."""
+        """The most tokens that it can have, which guaranteed_no_evict reserves."""
         return len(self.prompt) + self.max_tokens
 
     @property
@@ -89,7 +88,7 @@ class Request:
 
     @property
     def context(self) -> list[int]:
-        """Those tokens."""
+        """The `to_read` tokens."""
         return self.prompt + self.generated[: self.restored] if self.restored else self.prompt
 
     @property
@@ -107,9 +106,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token made for `request`. `id` is None when the request ended without one: it was cancelled.
+    """One token generated for `request`; `id` is None if it was cancelled.
 
-    `logits` [vocab] are those it was chosen from, if the request wants them.
+    `logits` [vocab] are those from which the token was chosen, if the request wants them.
     """
 
     request: Request
@@ -121,9 +120,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine holds right now. `context_tokens`: prompt tokens that running requests have still to read.
+    """What an engine is doing: numbers of requests by state. `context_tokens`: prompt tokens still to be read.
 
-    `paused`: how many of those that wait had been running, and lost their blocks to others.
+    `paused`: waiting requests that had been running and lost their blocks to others.
     """
 
     waiting: int

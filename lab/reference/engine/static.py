@@ -12,13 +12,13 @@ from lab.reference.engine.transformer import Transformer
 
 
 class StaticEngine:
-    """The scheduler that in-flight batching is compared with; same model, same cache, same interface.
+    """The scheduler with which in-flight batching is compared; same model, cache and interface.
 
-    A batch is what waits when the engine is free and has waited `delay_s` for company, as far as the cache holds it.
-    All its prompts are read first, then all its requests decode together; one that has ended stays in the batch as
-    padding. Streamed tokens go out as they are made; an answer that is not streamed goes out when the batch ends.
-    Every request has room for its longest possible sequence, whatever the policy: a batch under way neither grows nor
-    shrinks, so max_utilization would pause requests that nobody replaces.
+    A free engine waits `delay_s` for more requests; the batch is then all that wait and for which the cache has room.
+    All prompts are read first, then all requests decode together; one that has ended stays in the batch as padding.
+    Streamed tokens are sent as they are generated, an answer that is not streamed when the batch ends. Each request has
+    room for its longest possible sequence, whatever the policy: nothing joins a running batch, so no request could use
+    the blocks of one that max_utilization paused.
     """
 
     def __init__(

@@ -118,7 +118,7 @@ class Transformer:
     def _project(
         self, step: Pass, number: int, x: Tensor, rotation: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query [N, heads, d], key and value [N, kv_heads, d]; positions are turned into the first two."""
+        """Query [N, heads, d], key and value [N, kv_heads, d]; query and key are rotated by position."""
         shape, layer = self.shape, self.layers[number]
         normed = self._rms(x, layer.norm1)
         packed = F.linear(normed, layer.qkv)

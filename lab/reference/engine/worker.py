@@ -65,9 +65,9 @@ def _scheduler(scheduling: Scheduling, model: Transformer, cache: KvCache, param
 
 
 class Worker:
-    """Runs an engine on one thread: sleeps while there is no work, and hands every pass's tokens to `deliver`.
+    """Runs an engine on a thread, which sleeps while there is no work, and passes the tokens of each pass to `deliver`.
 
-    `on_stop` is called on that thread when it ends, also when the engine failed, so that nobody is left waiting.
+    `on_stop` is called on that thread when it ends, also if the engine failed, so that no client is left waiting.
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[list[Token]], None], on_stop: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Triton model `tensorrt_llm`: hands each request to the engine's thread and streams its tokens back.
 
-A client that leaves is noticed when it asked this model directly; tritonserver 2.51 passes a cancellation on to no step
-of an ensemble that is under way, so behind `ensemble` such a request runs to its end.
+If a client cancels a request to this model itself, it ends; tritonserver 2.51 passes no cancellation on to the steps
+of a running ensemble, so a request to `ensemble` runs to its end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ INPUT_NAMES = tuple(tensor.name for tensor in TENSORRT_LLM.inputs)
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A request and the way back to its client. `number` is what messages call it by."""
+    """A request and the way back to its client. Messages call it by its `number`."""
 
     request: Request
     answer: Answer
@@ -119,8 +119,8 @@ class TritonPythonModel:
     def _send(self) -> None:
         """The sending thread: the engine goes on with its next pass while answers are on their way.
 
-        It also looks for clients that are gone, because a sender must not be asked about its client by one thread
-        while another sends its last response: the server frees the sender then, and died of it.
+        It also looks for clients that are gone: with the last response the server frees the sender, and it crashed when
+        another thread asked that sender about its client meanwhile.
         """
         next_round_s = 0.0
         while (tokens := self._next_tokens()) is not None:
@@ -137,7 +137,7 @@ class TritonPythonModel:
             _refuse(flight.sender, "the engine stopped before this request was done")
 
     def _next_tokens(self) -> list[Token] | None:
-        """The engine's results; none if it was silent for one round; None if it has stopped."""
+        """The engine's results; none if there were none for one round; None if it has stopped."""
         try:
             return self.answers.get(timeout=HOUSEKEEPING_S)
         except queue.Empty:

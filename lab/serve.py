@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -155,13 +155,13 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     if engine == "sglang":
-        _refuse_others(context, set(context.params) - {"behind", "experts"}, "vllm")
+        _refuse(context, ("behind", "experts"), "vllm")
     else:
-        _refuse_others(context, set(context.params) - {"receive_interval_steps"}, "sglang")
+        _refuse(context, ("receive_interval_steps",), "sglang")
     if engine != "triton":
         kind = VllmSettings if behind is None else BehindTriton
         names = [field.name for field in fields(kind)]
-        _refuse_others(context, {"engine", "behind", *names}, "triton")
+        _refuse(context, set(context.params) - {"engine", "behind", *names}, "triton")
         if options["pace"]:
             options |= {name: size for name, size in SMALLEST.items() if not _was_given(context, name)}
             options["pace"] = Pace.parse(options["pace"])
@@ -172,8 +172,8 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
             server = VllmServer(settings) if engine == "vllm" else SglangServer(settings)
             _wait(server, lambda server: f"url={server.url} model={MODEL} metrics={server.metrics_url}")
         return
-    _refuse_others(context, set(context.params) - {"experts", "behind"}, "vllm")
-    _refuse_others(context, set(context.params) - {*NOT_TRITONS}, "vllm or sglang")
+    _refuse(context, ("experts", "behind"), "vllm")
+    _refuse(context, NOT_TRITONS, "vllm or sglang")
     if repository is not None:
         _refuse_what_it_says_itself(context)
         _look_through(repository)
@@ -186,15 +186,15 @@ def _ports(server: TritonServer[Any]) -> str:
     return f"grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}"
 
 
-def _refuse_others(context: click.Context, known: set[str], other: str) -> None:
-    """ServerError where an option was given that only the other engine has."""
+def _refuse(context: click.Context, names: Collection[str], other: str) -> None:
+    """Raises ServerError if one of the options `names` was given, which only the other engine has."""
     for name in context.params:
-        if name not in known and _was_given(context, name):
+        if name in names and _was_given(context, name):
             raise ServerError(f"{option(name)} is for --engine {other}: leave it out, or give that engine")
 
 
 def _refuse_what_it_says_itself(context: click.Context) -> None:
-    """UsageError where an option was given that the repository itself determines."""
+    """Raises UsageError if an option was given that the repository itself determines."""
     for name in SAID_BY_REPOSITORY:
         if _was_given(context, name):
             raise click.UsageError(f"{option(name)} and --repository exclude each other: the repository determines it")

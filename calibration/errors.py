@@ -1,17 +1,17 @@
 """Errors of the calibration package.
 
     CalibrationError
-    ├── PlanError     a sweep plan is wrong: file, key and what are named
-    ├── FileError     a file of a benchmark tool, a data set or a trace is not what it should be
-    ├── ClientLimitedError   the load generator on this machine cannot keep up with the planned load
-    ├── ServerError   a server cannot be started, reached or understood, or stopped answering
-    │   └── NothingAnswered   the server is there, but answered no request of one level: others may succeed
-    ├── RepositoryError   a model repository cannot be built, filled or read: option, file and what are named
-    ├── WorkerError   a process of the load generator died in the middle of a level
-    ├── Cancelled     a level was cancelled while it was measured
-    ├── Undecided     the measurements are too few, or too uncertain, for an answer
-    └── StoreError    runs and points cannot be written or read, or the run asked for does not exist
-        └── StoreAway   the database does not answer at the moment: the same may succeed a little later
+    ├── PlanError
+    ├── FileError
+    ├── ClientLimitedError
+    ├── ServerError
+    │   └── NothingAnswered
+    ├── RepositoryError
+    ├── WorkerError
+    ├── Cancelled
+    ├── Undecided
+    └── StoreError
+        └── StoreAway
 
 Each message is one line that says what was wrong, where, and what to do. The CLI prints it unchanged: whatever a
 message quotes of a server or a file, it is never longer than `sizing.errors.LONGEST`.
@@ -48,7 +48,7 @@ class PlanError(CalibrationError):
 
 
 class ServerError(CalibrationError):
-    """A server could not be started, reached or understood, or stopped answering."""
+    """A server cannot be started, reached or understood, or stopped answering."""
 
 
 class NothingAnswered(ServerError):
@@ -56,7 +56,7 @@ class NothingAnswered(ServerError):
 
 
 class StoreError(CalibrationError):
-    """Runs and points could not be written or read."""
+    """Runs and points cannot be written or read, or the run asked for does not exist."""
 
 
 class StoreAway(StoreError):
@@ -76,7 +76,7 @@ class RepositoryError(CalibrationError):
 
 
 class WorkerError(CalibrationError):
-    """A process of the load generator died."""
+    """A process of the load generator died in the middle of a level."""
 
 
 class Undecided(CalibrationError):

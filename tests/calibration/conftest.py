@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from calibration.metrics import verdict
-from calibration.store import Store
+from calibration.store import DATABASE_VARIABLE, Store
 from calibration.store.database import RECORDS_VARIABLE
 from tests.calibration import unhurried as rules
 from tests.calibration.postgres import new_schema, postgres, wheel
@@ -26,6 +26,14 @@ collect_ignore = [
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No level is void because this machine is busy."""
     monkeypatch.setattr(verdict, "RULES", rules.RULES)
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a database that does not exist yet, which commands use."""
+    url = f"sqlite:///{tmp_path / 'points.db'}"
+    monkeypatch.setenv(DATABASE_VARIABLE, url)
+    return url
 
 
 @pytest.fixture(scope="session")

@@ -9,36 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration import check
-from calibration.__main__ import main
 from calibration.check import Check, again, change, found_run
 from calibration.errors import ServerError, StoreError
 from calibration.records import Measurement
-from calibration.store import DATABASE_VARIABLE, Store
+from calibration.store import Store
 from calibration.store.work import discard
 from lab.mock.process import running
 from lab.mock.service import Script
+from tests.calibration.called import call
 from tests.calibration.kept import POINT
 from tests.calibration.mock_server import ROOT
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("unhurried")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("unhurried", "database")]
 TTFT_S, ITL_S = 0.5, 0.05
 """So long that the lateness of a busy machine is no matter."""
-
-
-@pytest.fixture(autouse=True)
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path / 'points.db'}"
-    monkeypatch.setenv(DATABASE_VARIABLE, url)
-    return url
-
-
-def call(*words: Any) -> Result:
-    return CliRunner().invoke(main, [*map(str, words)])
 
 
 def script(slower: float) -> Script:

@@ -10,16 +10,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from calibration.__main__ import main
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing.points import read_points
+from tests.calibration.called import call, refused
 from tests.calibration.mock_server import ROOT, Script, subprocess_server
 
+pytestmark = pytest.mark.usefixtures("database")
 COMMANDS = (
     "size",
     "check",
@@ -42,13 +43,6 @@ COMMANDS = (
 def url() -> Iterator[str]:
     with subprocess_server(Script(ttft_s=0.004, itl_s=0.001)) as url:
         yield url
-
-
-@pytest.fixture(autouse=True)
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path / 'points.db'}"
-    monkeypatch.setenv(DATABASE_VARIABLE, url)
-    return url
 
 
 @pytest.fixture
@@ -80,19 +74,6 @@ def plan_in(folder: Path, url: str) -> Path:
         "client: {self_check: false}\n"
     )
     return path
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def refused(result: Result) -> str:
-    """The one line on stderr of a command that ended with exit code 2."""
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
 
 
 def test_run_list_show_export(plan: Path, tmp_path: Path) -> None:
@@ -276,18 +257,21 @@ def test_an_output_file_that_cannot_be_written(tmp_path: Path) -> None:
     assert "cannot be written" in refused(call("export", 1, "--out", tmp_path / "absent" / "points.csv"))
 
 
-@pytest.mark.long
-def test_ctrl_c_keeps_the_points_and_says_how_to_go_on(plan: Path, database: str) -> None:
+@contextmanager
+def at_a_level_without_end(plan: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has measured the levels of `plan`, and is at another one that it would never finish."""
     plan.write_text(plan.read_text().replace("concurrency: [1, 2]", "concurrency: [1, 2]\nrates: [0.001]"))
     command = [sys.executable, "-m", "calibration", "run", str(plan)]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | {DATABASE_VARIABLE: database}, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        told = ""
-        while "concurrency 2" not in told:
-            told = process.stderr.readline()
-            assert told
+        while "concurrency 2" not in process.stderr.readline():
+            assert process.poll() is None
+        yield process
+
+
+@pytest.mark.long
+def test_ctrl_c_keeps_the_points_and_says_how_to_go_on(plan: Path) -> None:
+    with at_a_level_without_end(plan) as process:
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate()
     assert process.returncode == 130
@@ -296,17 +280,8 @@ def test_ctrl_c_keeps_the_points_and_says_how_to_go_on(plan: Path, database: str
 
 
 @pytest.mark.long
-def test_a_second_run_at_the_same_server_is_refused_in_one_line_until_the_first_has_ended(
-    plan: Path, database: str
-) -> None:
-    plan.write_text(plan.read_text().replace("concurrency: [1, 2]", "concurrency: [1, 2]\nrates: [0.001]"))
-    command = [sys.executable, "-m", "calibration", "run", str(plan)]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | {DATABASE_VARIABLE: database}, stderr=subprocess.PIPE, text=True
-    ) as first:
-        assert first.stderr is not None
-        while "concurrency 2" not in first.stderr.readline():
-            assert first.poll() is None
+def test_a_second_run_at_the_same_server_is_refused_in_one_line_until_the_first_has_ended(plan: Path) -> None:
+    with at_a_level_without_end(plan) as first:
         begun = Store().run(1).created
         told = refused(call("run", plan))
         assert f"is being measured by run 1 (process {first.pid} on" in told and f"started {begun}" in told

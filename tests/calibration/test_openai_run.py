@@ -9,34 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from calibration.__main__ import main
 from calibration.load import loops
 from calibration.plan import ServerPlan, level_key, parse_plan
 from calibration.records import RequestLog
 from calibration.run import Listener, resume, run
-from calibration.store import DATABASE_VARIABLE, Store
+from calibration.store import Store
 from calibration.store.records_file import read_log
 from calibration.target import access
 from sizing.errors import FitError
 from sizing.fitting import fit
 from sizing.points import Scheduling
+from tests.calibration.called import call, failed
 from tests.calibration.load.test_openai import tokenizer_file
 from tests.calibration.openai_server import MODEL, Manners, OpenAiServer, openai_server
 from validation.evidence import measured_arrivals
 from validation.measure_servers import drawn_of
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("unhurried")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("unhurried", "database")]
 KEY = "sk-do-not-tell-anybody"
 
 
 RATE_PER_S = 100.0
-
-
-@pytest.fixture(autouse=True)
-def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path / 'points.db'}")
 
 
 def plan(server: OpenAiServer, more: str = "", extra: str = "", users: str = "[2]") -> str:
@@ -51,14 +46,7 @@ def plan(server: OpenAiServer, more: str = "", extra: str = "", users: str = "[2
 def ran(tmp_path: Path, text: str) -> Result:
     path = tmp_path / "plan.yaml"
     path.write_text(text)
-    return CliRunner().invoke(main, ["run", str(path)])
-
-
-def refused(result: Result) -> str:
-    assert result.exit_code == 2, (result.output, result.exception)
-    *_, line = result.stderr.splitlines()
-    assert result.stderr.count("error:") == 1 and line.startswith("error: ") and "Traceback" not in result.output
-    return line
+    return call("run", path)
 
 
 def test_a_run_stores_its_points_with_what_the_server_says_of_itself(tmp_path: Path) -> None:
@@ -80,7 +68,7 @@ def test_a_run_stores_its_points_with_what_the_server_says_of_itself(tmp_path: P
         assert "2.00 tokens per response" in point.notes
 
 
-def test_answers_of_other_lengths_void_the_point(tmp_path: Path) -> None:
+def test_answers_of_other_lengths_void_the_point() -> None:
     """A server that takes ignore_eos, and after some answers ends them early all the same."""
     with openai_server(Manners(tires_after=12)) as server:
         store = Store()
@@ -141,10 +129,10 @@ def test_a_wrong_key_is_one_line_and_a_right_one_is_stored_nowhere(
     with openai_server(Manners(key=KEY, echoes_key=True)) as server:
         result = ran(tmp_path, plan(server, more=", api_key_env: SERVER_KEY"))
         assert result.exit_code == 0, result.output
-        shown = CliRunner().invoke(main, ["show", "1", "--details"])
+        shown = call("show", 1, "--details")
         monkeypatch.setenv("SERVER_KEY", f"{KEY}-not")
-        line = refused(ran(tmp_path, plan(server, more=", api_key_env: SERVER_KEY")))
-        exported = CliRunner().invoke(main, ["export", "1", "--out", str(tmp_path / "run.zip")])
+        line = failed(ran(tmp_path, plan(server, more=", api_key_env: SERVER_KEY")))
+        exported = call("export", 1, "--out", tmp_path / "run.zip")
     assert "HTTP 401" in line and server.url in line
     assert exported.exit_code == 0
     for text in (result.output, line, shown.output):
@@ -170,13 +158,13 @@ def test_a_server_that_cannot_be_measured(
 ) -> None:
     monkeypatch.setattr("calibration.load.openai.BUSY_WAIT_S", 0.01)
     with openai_server(manners) as server:
-        assert says in refused(ran(tmp_path, plan(server, more=", timeout_s: 0.5")))
+        assert says in failed(ran(tmp_path, plan(server, more=", timeout_s: 0.5")))
     assert Store().runs() == []
 
 
 def test_a_server_that_cuts_its_answers_off_leaves_a_void_point_or_a_line(tmp_path: Path) -> None:
     with openai_server(Manners(cuts_after=4)) as server:
-        line = refused(ran(tmp_path, plan(server)))
+        line = failed(ran(tmp_path, plan(server)))
     assert "the server closed the connection" in line
 
 
@@ -224,7 +212,7 @@ class Disturber(Listener):
             self._thread.join()
 
 
-def test_an_adaptive_sweep_measures_a_disturbed_level_once_more(tmp_path: Path) -> None:
+def test_an_adaptive_sweep_measures_a_disturbed_level_once_more() -> None:
     """The metrics page is that of the server, which the plan need not name."""
     adaptive = "adaptive: {gpu_minutes: 1, rate: 20, ttft: 'p95:2s'}\n"
     with openai_server(Manners(metrics=VLLM, ttft_s=0.02, itl_s=0.01)) as server:
@@ -314,7 +302,7 @@ def test_users_have_one_session_after_another_and_repeat_the_answers_they_got() 
     assert log is not None and set(log.turn.tolist()) == {0, 1, 2, 3}
     assert (found.point.load_kind, found.point.load_value, found.point.errors) == ("sessions", 3, 0)
     assert found.point.mean_in_flight < 3, "they think in between"
-    shown = CliRunner().invoke(main, ["show", "1", "--details"]).output
+    shown = call("show", 1, "--details").output
     assert "TTFT of first turns mean" in shown and ", of later turns mean" in shown
     assert sorted(repeated)[-len(log) :] == sorted(log.turn.tolist())
     assert log.isl.tolist() == [40 if turn == 0 else isl for turn, isl in zip(log.turn, log.isl, strict=True)]
@@ -356,7 +344,7 @@ def test_sessions_begin_at_random_and_turns_follow_the_answers() -> None:
 )
 def test_sessions_that_cannot_be_measured(manners: Manners, edit: tuple[str, str], says: str, tmp_path: Path) -> None:
     with openai_server(manners) as server:
-        line = refused(ran(tmp_path, sessions(server, "rates: [5]").replace(*edit)))
+        line = failed(ran(tmp_path, sessions(server, "rates: [5]").replace(*edit)))
     assert says in line, line
 
 

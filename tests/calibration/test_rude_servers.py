@@ -17,12 +17,11 @@ from typing import Any
 
 import grpc
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from calibration.__main__ import main
 from calibration.errors import ClientLimitedError, ServerError
 from calibration.load import grpc as triton
 from calibration.load.contract import Contract, ModelInput
@@ -32,7 +31,8 @@ from calibration.load.http import HttpClient
 from calibration.load.loops import ask
 from calibration.plan import ServerPlan
 from calibration.requests.source import PromptRequest
-from calibration.store import DATABASE_VARIABLE, Store
+from calibration.store import Store
+from tests.calibration.called import call, failed
 from tests.calibration.load.test_generate_stream import CONFIG, HEAD, LAST, chunk, event
 from tests.calibration.mock_server import Script, subprocess_server
 
@@ -40,12 +40,8 @@ SERVICE = "inference.GRPCInferenceService"
 WITHIN_S = 0.5
 Behave = Callable[[socket.socket], None]
 
-pytestmark = pytest.mark.timeout(120)  # a server that holds the client for ever is found by this
-
-
-@pytest.fixture(autouse=True)
-def _own_store_and_short_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path / 'points.db'}")
+# a server that holds the client without end is found by the time-out
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("database")]
 
 
 @pytest.fixture
@@ -160,15 +156,13 @@ def plan(tmp_path: Path, server: str, more: str = "") -> Path:
 
 
 def ran(path: Path) -> Result:
-    return CliRunner().invoke(main, ["run", str(path)])
+    return call("run", path)
 
 
 def refused(result: Result, who: str) -> str:
     """The one line on stderr, which names `who`, of a command that ended with exit code 2."""
-    assert result.exit_code == 2, result.exception
-    *_, line = result.stderr.splitlines()
-    assert result.stderr.count("error:") == 1
-    assert line.startswith("error: ") and who in line and "Traceback" not in result.output
+    line = failed(result)
+    assert who in line
     return line
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.__main__ import main
 from calibration.errors import ServerError
 from calibration.plan import Answering, ServerPlan, parse_plan, users_of
 from calibration.run import run
@@ -35,6 +34,7 @@ from sizing.fitting import fit
 from sizing.points import write_points
 from sizing.question import Question
 from sizing.workload import Lengths
+from tests.calibration.called import call, failed
 from tests.calibration.mock_server import ROOT, subprocess_server
 from tests.calibration.mock_server import Script as GrpcScript
 from tests.calibration.openai_server import MODEL, Manners, openai_server
@@ -50,11 +50,8 @@ ASKED = {"isl": ISL, "osl": OSL, "rate": 40, "ttft": "p95:1s", "itl": "p95:75ms"
 
 
 @pytest.fixture(autouse=True)
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path / 'points.db'}"
-    monkeypatch.setenv(DATABASE_VARIABLE, url)
+def _short_levels(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calibration.plan.SHORTEST_S", SHORTEST_S)
-    return url
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +67,7 @@ def words(url: str, model: str = "ensemble", **more: Any) -> list[str]:
 
 
 def size(url: str, *flags: str, **more: Any) -> Result:
-    return CliRunner().invoke(main, [*words(url, **more), *flags])
-
-
-def refused(result: Result) -> str:
-    assert result.exit_code == 2, (result.output, result.exception)
-    *_, line = result.stderr.splitlines()
-    assert result.stderr.count("error:") == 1 and line.startswith("error: ") and "Traceback" not in result.output
-    return line
+    return call(*words(url, **more), *flags)
 
 
 def test_the_count_after_a_few_levels_is_that_of_the_whole_grid(mock: str, tmp_path: Path) -> None:
@@ -230,7 +220,7 @@ def test_a_server_that_dies_leaves_its_points_and_one_line() -> None:
     script = GrpcScript(ttft_s=0.5, itl_s=0.2, die_after=24)
     with subprocess_server(script) as url:
         result = size(url, osl=4, minutes=0.8)  # enough for a busy machine to get so far
-    line = refused(result)
+    line = failed(result)
     assert "stopped answering" in line
     assert Store().run(1).state == "failed" and len(Store().points(1)) >= 1
     assert Store().points(1)[0].gpu == "toy"
@@ -238,20 +228,20 @@ def test_a_server_that_dies_leaves_its_points_and_one_line() -> None:
 
 def test_a_wrong_key_is_one_line_without_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with openai_server(Manners(key=KEY, echoes_key=True)) as server:
-        assert "it asks for a key" in refused(size(server.url, model=MODEL))
-        assert "--api-key-env names an environment variable that is unset" in refused(
+        assert "it asks for a key" in failed(size(server.url, model=MODEL))
+        assert "--api-key-env names an environment variable that is unset" in failed(
             size(server.url, model=MODEL, api_key_env="NO_SUCH_KEY")
         )
         monkeypatch.setenv("SERVER_KEY", f"{KEY}-not")
         result = size(server.url, model=MODEL, api_key_env="SERVER_KEY")
-    line = refused(result)
+    line = failed(result)
     assert "HTTP 401" in line and KEY not in result.output
     assert Store().runs() == []
 
 
 def test_a_variable_without_a_name_and_certificates_that_are_not_there_are_named_by_their_options() -> None:
-    assert "error: --api-key-env must be the name of" in refused(size("127.0.0.1:9", api_key_env=""))
-    assert "error: --ca-file: " in refused(size("https://127.0.0.1:9", ca_file="absent.pem"))
+    assert "error: --api-key-env must be the name of" in failed(size("127.0.0.1:9", api_key_env=""))
+    assert "error: --ca-file: " in failed(size("https://127.0.0.1:9", ca_file="absent.pem"))
 
 
 @pytest.mark.parametrize(
@@ -259,19 +249,19 @@ def test_a_variable_without_a_name_and_certificates_that_are_not_there_are_named
     [("minutes", 1e9), ("most_users", 1_000_000), ("osl_cv", 50), ("tokenizer", "absent"), ("metrics_url", "foo")],
 )
 def test_what_no_plan_may_have_is_named_by_its_option(mock: str, option: str, value: object) -> None:
-    line, name = refused(size(f"http://{mock}", **{option: value})), option.replace("_", "-")
+    line, name = failed(size(f"http://{mock}", **{option: value})), option.replace("_", "-")
     assert re.search(rf"error: --{name}: |correct --{name}", line) and "plan" not in line
 
 
 def test_minutes_are_not_to_blame_where_measuring_was_broken_off(mock: str) -> None:
     result = size(f"http://{mock}", "--json", osl=64, timeout=1.5)
-    assert "the first request failed" in refused(result)
+    assert "the first request failed" in failed(result)
     assert json.loads(result.stdout)["why"].endswith("run 1 has 0; run the same command again")
 
 
 def test_a_server_that_ends_answers_early_is_told_at_once() -> None:
     with openai_server(Manners(tires_after=7, ttft_s=0.2, itl_s=0.02)) as server:
-        line = refused(size(server.url, model=MODEL))
+        line = failed(size(server.url, model=MODEL))
     assert "other lengths than requested" in line and "5 tokens in the answer" in line
     *_, point = Store().points(1, as_measured=True)
     assert point.void and "wrong_lengths: " in point.notes
@@ -291,7 +281,7 @@ def test_a_server_that_ends_answers_early_is_told_at_once() -> None:
 )
 def test_a_server_that_cannot_be_measured(manners: Manners, says: str) -> None:
     with openai_server(manners) as server:
-        assert says in refused(size(server.url, model=MODEL, timeout=0.5))
+        assert says in failed(size(server.url, model=MODEL, timeout=0.5))
     assert Store().runs() == []
 
 
@@ -308,7 +298,7 @@ def test_a_server_that_cannot_be_measured(manners: Manners, says: str) -> None:
     ],
 )
 def test_what_cannot_be_asked(url: str, more: dict[str, Any], says: str) -> None:
-    assert says in refused(size(url, **more))
+    assert says in failed(size(url, **more))
 
 
 @pytest.mark.parametrize(
@@ -341,10 +331,10 @@ def test_a_grpc_port_is_known_by_its_answer() -> None:
 def test_the_only_model_of_a_server_need_not_be_named() -> None:
     two = {"object": "list", "data": [{"id": "one"}, {"id": "two"}]}
     with openai_server(Manners(pages={"/v1/models": two})) as server:
-        assert "the server lists one, two" in refused(size(server.url, model=None))
+        assert "the server lists one, two" in failed(size(server.url, model=None))
     with openai_server() as server:  # the next thing that is missing
         result = size(server.url, model=None, gpu=None)
-        assert "give --gpu" in refused(result) and f"model {MODEL}, the only one" in result.stderr
+        assert "give --gpu" in failed(result) and f"model {MODEL}, the only one" in result.stderr
 
 
 def test_a_server_s_name_for_its_model_cannot_paint_the_terminal() -> None:
@@ -359,10 +349,10 @@ def test_names_may_have_any_characters() -> None:
     name = "m😀 'x': #漢"
     with openai_server(Manners(pages={"/v1/models": {"object": "list", "data": [{"id": name}]}})) as server:
         result = size(server.url, model=name, gpu=None)
-        assert "give --gpu" in refused(result)
+        assert "give --gpu" in failed(result)
 
 
 def test_what_a_server_does_not_say_of_itself_is_asked_for() -> None:
     with openai_server() as server:
-        assert "give --gpu" in refused(size(server.url, model=MODEL, gpu=None))
-        assert "not a multiple of TP 4" in refused(size(server.url, model=MODEL, tp=4, gpus_per_replica=6))
+        assert "give --gpu" in failed(size(server.url, model=MODEL, gpu=None))
+        assert "not a multiple of TP 4" in failed(size(server.url, model=MODEL, tp=4, gpus_per_replica=6))

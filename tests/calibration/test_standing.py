@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from calibration.__main__ import main
-from calibration.store import DATABASE_VARIABLE, Store
+from calibration.store import Store
 from calibration.store.work import enqueue
+from tests.calibration.called import call, refused
 from tests.calibration.kept import POINT
 
 PLAN = "server: {url: 'gpu-7:8001'}"
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    url = f"sqlite:///{tmp_path / 'points.db'}"
-    monkeypatch.setenv(DATABASE_VARIABLE, url)
-    return Store(url)
+def store(database: str) -> Store:
+    return Store(database)
 
 
 def reviewed(store: Store, *verdicts: str) -> int:
@@ -31,16 +27,6 @@ def reviewed(store: Store, *verdicts: str) -> int:
         store.add_point(run_id, replace(POINT, load_value=load, verdict=verdict))  # type: ignore[arg-type]
     store.finish_run(run_id, "done")
     return run_id
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def refused(result: Result) -> str:
-    assert result.exit_code == 2 and result.stdout == ""
-    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
-    return result.stderr
 
 
 def test_points_count_once_they_are_accepted_and_no_more_when_discarded(store: Store) -> None:

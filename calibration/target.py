@@ -173,10 +173,9 @@ def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
     for name in ("tp", "pp", "max_batch_size"):
         if name in known:
             known[name] = _whole(name, known[name])
-    defaults: dict[str, Any] = {"pp": 1, "engine": "", "engine_version": "", "batching": "", "max_batch_size": None}
     # cleaned, as the store will have them
     texts = {name: clean(value) for name, value in known.items() if isinstance(value, str)}
-    return Deployment(**(defaults | known | texts))
+    return Deployment(**(known | texts))
 
 
 def scheduling(plan: DeploymentPlan, said: Scheduling) -> Scheduling:

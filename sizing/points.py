@@ -240,11 +240,11 @@ class Deployment(NamedTuple):
     precision: str
     gpu: str
     tp: int
-    pp: int
-    engine: str
-    engine_version: str
-    batching: str
-    max_batch_size: int | None
+    pp: int = 1
+    engine: str = ""
+    engine_version: str = ""
+    batching: str = ""
+    max_batch_size: int | None = None
 
     @property
     def layout(self) -> Layout:

@@ -337,17 +337,8 @@ class KnownFacts(BaseModel):
         """
         chosen = self.model or model
         self._need(name, model=chosen, precision=self.precision, gpu=self.gpu, tp=self.tp)
-        return Deployment(
-            model=chosen or "",
-            precision=self.precision or "",
-            gpu=self.gpu or "",
-            tp=self.tp or 1,
-            pp=self.pp or 1,
-            engine=self.engine or "",
-            engine_version=self.engine_version or "",
-            batching=self.batching or "",
-            max_batch_size=self.max_batch_size,
-        )
+        said = self.model_dump(include={*Deployment._fields}, exclude_none=True)
+        return Deployment(**said | {"model": chosen})
 
     def lengths(self, isl: float | None, osl: float | None, name: str) -> tuple[float, float]:
         """Mean tokens in and out. Raises FileError with the missing flags if neither file nor caller says them."""

@@ -93,6 +93,7 @@ class Adaptive:
         }
         if not self._levels:
             raise PlanError("adaptive: no closed-loop levels to choose from: give concurrency, for instance [1, 8, 64]")
+        self._options = list(self._levels)
         self.question, self._budget_s, self._guess_s, self._band = question, budget_s, guess_s, band
         self._decision: LevelChoice | Stop | None = None
         self._spent_s = 0.0
@@ -102,11 +103,11 @@ class Adaptive:
 
         Takes a few seconds. Raises PlanError if the points cannot answer the question at all.
         """
-        self._spent_s = spent_s(points, list(self._levels))
+        self._spent_s = spent_s(points, self._options)
         try:
             self._decision = choose(
                 points,
-                list(self._levels),
+                self._options,
                 self.question,
                 budget_s=self._budget_s,
                 guess_s=lambda option: self._guess_s(self._levels[option]),
@@ -118,12 +119,11 @@ class Adaptive:
 
     def best_left(self, points: Sequence[Point]) -> Best | None:
         """The unmeasured level that would narrow the band most, whatever its time; None without a law or a level."""
-        options = list(self._levels)
-        left = [option for option in options if not shunned(option, points)]
+        left = [option for option in self._options if not shunned(option, points)]
         belief = believe(usable(tuple(points)), self.question)
         if belief is None or not left:
             return None
-        ahead = prospects(belief, left, stretch(points, options))
+        ahead = prospects(belief, left, stretch(points, self._options))
         place, narrows = most_telling(belief, ahead)
         return Best(self._levels[left[place]], float(ahead.seconds[place]), narrows)
 
@@ -171,7 +171,7 @@ class Adaptive:
 
     def summary(self, points: Sequence[Point]) -> Summary:
         """What was measured, compared with the whole grid, and the resulting count."""
-        options = list(self._levels)
+        options = self._options
         belief = self._decision.belief if self._decision else None
         done = [option for option in options if any(option.measured_by(point) for point in points)]
         stopped = _STOPPED[self._decision.because] if isinstance(self._decision, Stop) else "ended early"
@@ -181,7 +181,7 @@ class Adaptive:
 
     def _grid_s(self, belief: Belief | None, points: Sequence[Point]) -> float:
         """Seconds of the whole grid: those spent, and those that the law predicts for unmeasured levels."""
-        options = list(self._levels)
+        options = self._options
         left = [place for place, option in enumerate(options) if not any(map(option.measured_by, points))]
         if belief is None:
             rest_s = sum(self._guess_s(self._levels[options[place]]) for place in left)

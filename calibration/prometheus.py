@@ -30,7 +30,7 @@ MOST_SAMPLES = 10_000
 """Most samples of one query: Prometheus refuses more than 11,000."""
 LISTED = 5
 CHANCE = 0.05
-"""Of a quantile to lie below its interval, and as much to lie above."""
+"""Greatest probability that a quantile lies below its interval, and the same above it."""
 Labels = Mapping[str, str]
 
 

@@ -394,13 +394,9 @@ class Store:
 
         Raises StoreError if a live process is still measuring it, or another run at its server is active.
         """
+        given = {"levels": levels, "target": target, "plan": plan}
         fresh = {"state": "running", **BEGUN}
-        if levels is not None:
-            fresh["levels"] = levels
-        if target:
-            fresh["target"] = target
-        if plan:
-            fresh["plan"] = plan
+        fresh |= {name: value for name, value in given.items() if value not in (None, "")}
         with self.database.alone() as connection:
             if owner := at_work(connection, run_id, self.database.clock):
                 raise StoreError(

@@ -101,7 +101,7 @@ def measurements(content: Content, kind: str | None, known: KnownFacts, most: in
         raise FileError(f"{content.name}: more than {most:,} points: split it")
     found = _read(content, kind, known)
     levels_in_file = not (isinstance(content, CsvFile) and _is_op_stats(content))
-    if len(found) > 1 and levels_in_file and (known.concurrency or known.rate):
+    if len(found) > 1 and levels_in_file and known.says_load:
         raise FileError(
             f"{content.name}: it has {len(found)} load levels of its own; leave out --concurrency and --rate"
         )

@@ -117,7 +117,7 @@ def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file. Raises FileError naming the key at fault."""
     origin = checked(Origin, file.value, file.name)
     found = checked(genai_perf.Metrics, file.value, file.name)
-    load = None if known.concurrency or known.rate else _load(origin.input_config, file.name)
+    load = None if known.says_load else _load(origin.input_config, file.name)
     models = [item.name for item in origin.input_config.models.items] or list(origin.input_config.endpoint.model_names)
     return [_measurement(found, file.name, known, load=load, model=clean(models[0]) if models else None, origin=origin)]
 

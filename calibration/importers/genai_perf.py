@@ -16,7 +16,14 @@ from typing import Any
 from pydantic import Field
 
 from calibration.errors import FileError
-from calibration.importers.points import FROM_DUE, PREFIX_FOUND, ImportedSummary, Times, measurement_of_summary
+from calibration.importers.points import (
+    EVEN_ARRIVALS,
+    FROM_DUE,
+    PREFIX_FOUND,
+    ImportedSummary,
+    Times,
+    measurement_of_summary,
+)
 from calibration.importers.reading import (
     Count,
     CsvFile,
@@ -317,7 +324,7 @@ def _measurement(
 ) -> Measurement:
     notes = [EMPTY_RESPONSES] if triton else []
     if load and load.kind == "constant_rate" and not known.arrivals:
-        notes.append("the file does not say how requests arrive: evenly, as is usual with perf_analyzer")
+        notes.append(EVEN_ARRIVALS)
     summary = ImportedSummary(
         source="GenAI-Perf",
         model=model,

@@ -314,7 +314,7 @@ def _capped(benchmark: Benchmark, load: Offered | None) -> tuple[str, ...]:
 
 def _load(benchmark: Benchmark, where: str, known: KnownFacts) -> Offered | None:
     strategy = _strategy(benchmark)
-    if known.concurrency or known.rate:
+    if known.says_load:
         return known.load(None, where)
     if strategy is None:
         return None
@@ -505,7 +505,7 @@ def _of_row(file: CsvFile, row: Row, known: KnownFacts, where: str) -> Measureme
         raise FileError(f"{where}: no request succeeded, or the duration is 0")
     cut = any(cells.get(("Timings", edge, "Sec"), "0.0") not in ("", "0.0") for edge in ("Warmup", "Cooldown"))
     ended = _row_mean(cells, ("Server Throughput", "Successful Requests/Sec"), where) if cut else None
-    load = known.load(None, where) if known.concurrency or known.rate else _row_load(cells, where)
+    load = known.load(None, where) if known.says_load else _row_load(cells, where)
     late_s = _row_mean(cells, ("Dispatch Delay", "Successful Sec"), where) if load and load.open_loop else None
     ttft = _row_times(cells, ("Time to First Token", "Successful ms"), MS, where)
     e2e = "Scheduled Latency" if late_s else "Request Latency"

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from calibration.errors import FileError
 from calibration.importers.points import (
+    EVEN_ARRIVALS,
     ImportedRun,
     ImportedSummary,
     SeenRequest,
@@ -60,7 +61,6 @@ PARTS = (
 CACHE_PARTS = ("Server Cache Hit", "Server Cache Miss")
 ADDED_UP = "mean E2E is the sum of the mean parts of a request"
 NO_TOKENS = "perf_analyzer knows no tokens: TTFT and ITL are empty, lengths are the caller's"
-NO_DISTRIBUTION = "the file does not say how requests arrive: evenly, as is usual with perf_analyzer"
 SERVER_PARTS = {
     "queue_mean_s": "Server Queue",
     "compute_input_mean_s": "Server Compute Input",
@@ -99,7 +99,7 @@ def _of_row(header: Row, row: Row, known: KnownFacts, where: str) -> Measurement
         usual_arrivals="constant",
         requests_per_s=_value(cells, "Inferences/Second", where),
         e2e=_e2e(cells, mean_us, where),
-        notes=(NO_TOKENS, *([note] if note else []), *([NO_DISTRIBUTION] if load.open_loop else [])),
+        notes=(NO_TOKENS, *([note] if note else []), *([EVEN_ARRIVALS] if load.open_loop else [])),
         server=_server(cells, where),
     )
     return measurement_of_summary(summary, known, where)
@@ -185,12 +185,8 @@ class Payload(NamedTuple):
 def payload_of(inputs: dict[str, Any]) -> Payload:
     """The model and the length in a request's JSON payload; None where they cannot be read."""
     body = _object(inputs.get("payload"))
-    length = body.get("max_completion_tokens") or body.get("max_tokens")
-    model = body.get("model")
-    return Payload(
-        model if isinstance(model, str) else None,
-        length if type(length) is int and 0 < length <= 10**7 else None,
-    )
+    model, length = body.get("model"), _length(body.get("max_completion_tokens") or body.get("max_tokens"))
+    return Payload(model if isinstance(model, str) else None, length)
 
 
 def events_of(outputs: Sequence[dict[str, Any]]) -> tuple[list[int], Usage | None]:
@@ -294,10 +290,13 @@ def asked_of(inputs: dict[str, Any]) -> int | None:
     """The output length that the request asked for, by any of its names; None if it asked for none."""
     for name in ASKED:
         value = inputs.get(name)
-        value = value[0] if isinstance(value, list) and len(value) == 1 else value
-        if type(value) is int and 0 < value <= LONGEST:
-            return value
+        if length := _length(value[0] if isinstance(value, list) and len(value) == 1 else value):
+            return length
     return None
+
+
+def _length(value: object) -> int | None:
+    return value if type(value) is int and 0 < value <= LONGEST else None
 
 
 def _count(output: dict[str, Any]) -> int | None:
@@ -387,7 +386,7 @@ def _measurement(export: Export, experiment: Experiment, known: KnownFacts, wher
         source=f"perf_analyzer {clean(export.version, 20)}".strip(),
         requests=[_seen(answer, known) for answer in answers],
         model=clean(model) or None,
-        load=None if known.concurrency or known.rate else _load(experiment.experiment, where),
+        load=None if known.says_load else _load(experiment.experiment, where),
         measured_at=iso_time(earliest_ns * NS),
         notes=_notes(answers, known),
     )

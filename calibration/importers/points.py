@@ -37,6 +37,8 @@ BUSY_SHARE = (0.9, 1.05)
 FROM_DUE = "TTFT and E2E are counted from when a request was due; TTFT percentiles are not in the file"
 PREFIX_FOUND = "prefix_tokens_found_mean"
 HEALTH_UNKNOWN = "client's health unknown: how busy the load generator was is not in the file"
+FROM_SENDING = "how late requests were sent is not in the file: latencies are from the sending"
+EVEN_ARRIVALS = "the file does not say how requests arrive: evenly, as is usual with perf_analyzer"
 WHOLE_RUN = "rates are of the whole run, its start and drain included"
 OF_PROMPTS = ndtri((np.arange(200) + 0.5) / 200)
 """Standard normal deviates of prompts whose mean and variation alone are known."""
@@ -178,7 +180,7 @@ def held_back(limit: int) -> str:
 def _remarks_on_summary(summary: ImportedSummary, load: Offered, osl: float) -> list[str]:
     found = [WHOLE_RUN, HEALTH_UNKNOWN, *_on_percentiles(summary)]
     if load.open_loop and summary.late_mean_s is None:
-        found.append("how late requests were sent is not in the file: latencies are from the sending")
+        found.append(FROM_SENDING)
     chunk = summary.tokens_per_chunk
     if chunk is not None and chunk > TOKENS_PER_CHUNK and osl > chunk:
         low = 1 - (osl - chunk) / (osl - 1)
@@ -304,7 +306,7 @@ def measurement_of_run(run: ImportedRun, known: KnownFacts, name: str) -> Measur
         raise FileError(f"{name}: every answer came in one response; {UNSTREAMED}")
     if log.end_s.max() <= log.sent_s.min():
         raise FileError(f"{name}: its requests all begin and end at the same moment")
-    in_file = run.load or (None if known.concurrency or known.rate else _held(log))
+    in_file = run.load or (None if known.says_load else _held(log))
     offered = known.load(in_file, name)
     if not offered.open_loop:
         log = replace(log, intended_s=log.sent_s)
@@ -447,8 +449,8 @@ def _remarks_on_run(run: ImportedRun, known: KnownFacts, offered: Offered, log: 
         found.append(f"OSL is the caller's {known.osl:g}, the answers have {counted:.4g} tokens on average")
     if any(request.evenly > 2 for request in run.requests):
         found.append(EVENLY)
-    if run.load is None and not (known.concurrency or known.rate):
+    if run.load is None and not known.says_load:
         found.append(f"load not named in the file: {offered.value:g} requests in flight")
     if offered.open_loop and not run.late_known:
-        found.append("how late requests were sent is not in the file: latencies are from the sending")
+        found.append(FROM_SENDING)
     return found

@@ -330,6 +330,11 @@ class KnownFacts(BaseModel):
     rate: Positive | None = None
     arrivals: ArrivalsName | None = None
 
+    @property
+    def says_load(self) -> bool:
+        """Whether the caller gives the load level."""
+        return bool(self.concurrency or self.rate)
+
     def deployment(self, model: str | None, name: str) -> Deployment:
         """The deployment, with the file's model if the caller names none.
 

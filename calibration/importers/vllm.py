@@ -198,7 +198,7 @@ def _from_details(result: Result, details: Details, file: JsonFile, known: Known
         load=load,
         measured_at=_when(result.date),
         notes=_notes(load, result),
-        burst=_burst(result) and not (known.concurrency or known.rate),
+        burst=_burst(result) and not known.says_load,
     )
     return measurement_of_run(run, known, file.name)
 
@@ -246,7 +246,7 @@ def _from_summary(result: Result, file: JsonFile, known: KnownFacts, left_out: s
         itl=_times(file, "tpot"),
         tokens_per_chunk=chunk_ratio,
         measured_at=_when(result.date),
-        verdict="unsteady" if _burst(result) and not (known.concurrency or known.rate) else "",
+        verdict="unsteady" if _burst(result) and not known.says_load else "",
         notes=(
             *_notes(load, result, of_sglang),
             f"ITL is {tool.split()[0]}'s TPOT",

@@ -36,6 +36,7 @@ def test_columns_say_what_the_timings_say(rows: list[Timing]) -> None:
         first, last = log.first_token_s[number], log.last_token_s[number]
         assert (first, last) == (row.tokens[0][0], row.tokens[-1][0]) if row.tokens else np.isnan([first, last]).all()
         assert log.failed[number] == bool(row.error)
+    assert log.begins.tolist() == [not place for row in rows for place, _ in enumerate(row.tokens)]
 
 
 @settings(max_examples=40)

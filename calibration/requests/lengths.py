@@ -476,10 +476,8 @@ class LengthsPlan(BaseModel):
 
     def within(self, folder: Path) -> LengthsPlan:
         """The same with a relative path of a file starting at `folder`."""
-        return self.model_copy(update={name: str(folder / path) for name, path in self._files()})
-
-    def _files(self) -> list[tuple[str, str]]:
-        return [(name, getattr(self, name)) for name in FILES if getattr(self, name) is not None]
+        placed = {name: str(folder / path) for name in FILES if (path := getattr(self, name)) is not None}
+        return self.model_copy(update=placed)
 
     def law_of_pairs(self) -> Drawn | LengthHistogram | LengthsTrace:
         """The law that gives (ISL, OSL) of each request; not for a data set or sessions. Raises FileError."""
@@ -570,11 +568,5 @@ def _answer_tokens(encoder: Encoder, text: Text, path: Path) -> int:
     return count
 
 
-@lru_cache(maxsize=4)
-def _histogram(path: Path) -> LengthHistogram:
-    return read_histogram(path)
-
-
-@lru_cache(maxsize=4)
-def _trace(path: Path) -> LengthsTrace:
-    return read_trace(path)
+_histogram = lru_cache(maxsize=4)(read_histogram)
+_trace = lru_cache(maxsize=4)(read_trace)

@@ -247,8 +247,8 @@ class DeploymentPlan(Strict):
     way to what the server reports.
 
     `policy`, `token_budget`, `lookahead_steps`, `receive_interval_steps`, `batch_wait_steps` and `batch_wait_ratio` say
-    how the engine schedules (`sizing.engine.Batching`): vLLM does not report them. What nobody says a fit has to find,
-    or takes for the default.
+    how the engine schedules (`sizing.engine.Batching`): vLLM does not report them. A fit finds what neither says, or
+    assumes the default.
     """
 
     model: Text | None = None

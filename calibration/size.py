@@ -422,7 +422,7 @@ def spent_s(store: Store, run_id: int, site: Site, given: Mapping[str, Any]) -> 
 
 
 def chooser(file: PlanFile, site: Site) -> Adaptive:
-    """The choice of levels by the plan, for what it says of points: the times of unmeasured levels count as nothing."""
+    """The plan's adaptive sweep, to be asked about measured points: the times of other levels are not guessed."""
     return adaptive_of(file.plan, file.plan.levels(), site.replica, lambda level: 0.0)
 
 

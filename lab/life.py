@@ -189,7 +189,7 @@ def kill_group(group: int) -> None:
 
 
 def why_ended(status: int, log: Path) -> str:
-    """A process that was killed has not said so in its log, which may name other faults."""
+    """Why the server ended. One that was killed cannot say so in its log, which may name other faults."""
     if status == -signal.SIGKILL:
         return "it was killed, as the kernel does where memory runs out"
     return last_error(log)

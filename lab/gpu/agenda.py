@@ -101,7 +101,7 @@ def _small() -> Iterator[Item]:
 
 
 def _closed(served: Served, pairs: Collection[Pair], users: Iterable[int]) -> list[Item]:
-    """The closed loops, load by load over all pairs, so that every pair soon has a curve, if a coarse one.
+    """The closed loops, load by load over all pairs, so that every pair soon has a curve, though a coarse one.
 
     Pairs with long answers have half the users: a level of 256 of them would take as long as three others.
     """

@@ -27,7 +27,7 @@ FOR_GPUS = ("sgl_kernel", "torchvision", "torchaudio", "timm")
 
 
 def _nothing(of: object, name: str) -> Any:
-    """What reading `name` of something absent gives: a class from which more can be read."""
+    """The attribute `name` of an absent package: a class that has any attribute in turn."""
     if name.startswith("__"):
         raise AttributeError(name)
     return Nothing(name, (), {})
@@ -137,8 +137,8 @@ def paced(forward: Callable[..., Any], times: StepTimes, stream: Stream, *, over
 
 
 def embedded(model: Any, input_ids: Any, *_given: object, **_named: object) -> Any:
-    """What stands for the layers of a model: the embeddings of the tokens alone, by which the last of a sequence is
-    followed by another. The weights are random, so these tokens are as good as any."""
+    """Replaces the layers of a model: the logits follow from the tokens' embeddings alone. The weights are random, so
+    the tokens drawn are as good as any."""
     return model.embed_tokens(input_ids)
 
 

@@ -23,9 +23,9 @@ class Settings:
         token_budget: most tokens in one step (max_num_batched_tokens); longer prompts are computed in chunks.
         chunked_prefill: False: a prompt starts when the budget holds all of it beside those that decode.
         look_ahead: asynchronous scheduling of vLLM, overlapped scheduling of SGLang, the default of both beside GPUs: a
-            step is chosen while the one before it runs. It takes a pace: on a CPU there is nothing to run ahead of.
+            step is chosen while the one before it runs. It needs a pace: on a CPU there is nothing to run ahead of.
         receive_interval_steps: of SGLang alone: decode steps from one look at new requests to the next.
-        kv_reuse: vLLM's prefix caching: full blocks of prompts stay for prompts that begin alike.
+        kv_reuse: vLLM's prefix caching: full blocks of prompts are kept, and reused by prompts that begin alike.
         hidden, layers, heads, kv_heads, vocab_size: the model; its weights are random, drawn from `seed`.
         experts: of each layer, of which a token takes two; 0: a dense model.
         threads: CPU cores of the engine.

@@ -186,7 +186,7 @@ under a load that goes on; where in a decode step each reaches the scheduler is 
 of 30 seconds have 25 to 350 requests, whose p95 TTFT lies 10 to 20 % around its mean by luck of
 their lengths. For six rounds of vLLM the arrivals are not known either, and the law is asked about any. Notes have
 the errors for any arrivals as well: every vLLM server was sent the same nine streams, so one unlucky stream counts as
-many errors then (p95 TTFT at the pace of GPUs is off by 10.4 % in the median). The band is that of `size --verify`;
+many errors then (p95 TTFT at the pace of GPUs is off by 12.0 % in the median). The band is that of `size --verify`;
 of levels measured twice it knows how far a server varies from run to run (2 % in all times where none was), which a
 busy server amplifies. Notes say how far repeated measurements lie apart, too: no smaller error can be detected.
 Rounds of a rate share one law, so 132 rounds are no more than 45 tries.

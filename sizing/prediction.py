@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 from sizing.selection import order_statistics
+from sizing.stats import weighted_quantiles
 from sizing.workload import METRICS, MOST_GOODPUT, PERCENTILES, Limit, Metric, RequestMetric, Sla, Within, of_requests
 
 Method = Literal["analytic", "simulation"]
@@ -73,8 +74,7 @@ class Quantiles:
 
     @classmethod
     def weighted(cls, seconds: NDArray[np.float64], weight: NDArray[np.float64]) -> Quantiles:
-        """Quantiles of a sample of times whose members count by their `weight`, shape (n,): the smallest time with at
-        least that share of the weight at or below it.
+        """Quantiles of a sample of times that count by their `weight`, shape (n,): see `weighted_quantiles`.
 
         Non-finite values are left out; NaN if no weight is left.
         """
@@ -82,8 +82,7 @@ class Quantiles:
         if not counts.any():
             return NOT_COUNTED
         sample, own = seconds[counts], weight[counts]
-        shares = np.array(PERCENTILES) / 100
-        found = np.quantile(sample, shares, weights=own, method="inverted_cdf")
+        found = weighted_quantiles(sample, own, np.array(PERCENTILES) / 100)
         return cls(float(np.average(sample, weights=own)), *map(float, found))
 
     def at(self, percentile: float) -> float:

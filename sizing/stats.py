@@ -116,6 +116,15 @@ def quantile_interval(values: Floats, percentile: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def weighted_quantiles(values: Floats, weight: Floats, shares: Floats) -> Floats:
+    """For each of `shares` (0 to 1), the smallest value with at least that fraction of the weight at or below it.
+
+    >>> weighted_quantiles(np.array([1.0, 2.0, 3.0]), np.array([0.5, 1.0, 1.0]), np.array([0.2, 0.5, 0.9]))
+    array([1., 2., 3.])
+    """
+    return np.asarray(np.quantile(values, shares, weights=weight, method="inverted_cdf"))
+
+
 def rank(share: float, count: int) -> int:
     """Index of a quantile among `count` sorted values: at most 1 - share of them lie above."""
     return min(max(math.ceil(share * count - 1e-9) - 1, 0), count - 1)

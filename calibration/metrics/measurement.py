@@ -31,6 +31,7 @@ from calibration.plan import Level
 from calibration.records import Load, Mask, Measurement
 from sizing.numbers import Floats, count_of, milliseconds, significant
 from sizing.points import UNSAID, Deployment, Point, Scheduling, Start
+from sizing.stats import weighted_quantiles
 from sizing.workload import GAP_PERCENTILES, PERCENTILES, Tokens
 
 ALWAYS = 50
@@ -63,11 +64,6 @@ def told(percentiles: Sequence[int], samples: float) -> list[int]:
     return [percentile for percentile in percentiles if samples >= samples_needed(percentile)]
 
 
-def weighted(values: Floats, weight: Floats, shares: Sequence[float] | Floats) -> Floats:
-    """For each of `shares` (0 to 1), the smallest value with at least that fraction of the weight at or below it."""
-    return np.asarray(np.quantile(values, np.asarray(shares), weights=weight, method="inverted_cdf"))
-
-
 def bounds(percentile: int, samples: int) -> tuple[float, float] | None:
     """Shares of the sample, lower and upper, between whose values the true percentile lies with 95 % confidence.
 
@@ -97,7 +93,7 @@ def statistics(name: str, values: Floats, weight: Floats, counted: Mask) -> dict
     values, weight = values[known], weight[known]
     found = {f"{name}_mean_s": float(np.average(values, weights=weight))}
     chosen = told(PERCENTILES, int(counted[known].sum()))
-    quantiles = weighted(values, weight, np.array(chosen) / 100).tolist()
+    quantiles = weighted_quantiles(values, weight, np.array(chosen) / 100).tolist()
     return found | {f"{name}_p{q}_s": value for q, value in zip(chosen, quantiles, strict=True)}
 
 
@@ -109,7 +105,7 @@ def bound_statistics(name: str, values: Floats, weight: Floats, counted: Mask) -
     for q in told(PERCENTILES, samples):
         shares = bounds(q, samples)
         if shares is not None:
-            low, high = weighted(values[known], weight[known], shares).tolist()
+            low, high = weighted_quantiles(values[known], weight[known], np.array(shares)).tolist()
             found |= {f"{name}_p{q}_low_s": low, f"{name}_p{q}_high_s": high}
     return found
 

@@ -24,6 +24,7 @@ VALUES = {
 ASKS_SIZING = {
     "calibration.adapt": {"sizing.analyses.next_level"},
     "calibration.check": {"sizing.engine", "sizing.fitting.levels"},
+    "calibration.load.openai": {"sizing.catalog"},
     "calibration.size": {f"sizing.{name}" for name in "text plans analyses.next_level analyses.verification".split()}
     | {f"sizing.cli.{name}" for name in "options plan shapes tables".split()},
     "calibration.prometheus": {"sizing.cli.options"},
@@ -31,8 +32,9 @@ ASKS_SIZING = {
     "calibration.watch": {f"sizing.report.{name}" for name in "model tables write".split()}
     | {f"sizing.cli.{name}" for name in "demand options tables".split()},
 }
-"""An adaptive sweep asks sizing which level to measure next, a check how far two runs may differ by chance; `size` is a
-measurement with the planner's answer; `demand` makes a model of what was served, `watch` sets it beside a plan."""
+"""An adaptive sweep asks sizing which level to measure next, a check how far two runs may differ by chance, an OpenAI
+client whether the catalogue knows a server's own name for its model; `size` is a measurement with the planner's answer;
+`demand` makes a model of what was served, `watch` sets it beside a plan."""
 OFFERED_TO_UI = {
     f"calibration.{name}" for name in ("store", "store.work", "errors", "plan", "jobs", "incoming", "importers")
 }

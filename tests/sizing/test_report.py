@@ -312,8 +312,8 @@ def test_a_law_too_slow_for_the_load_leaves_the_band_its_fast_end() -> None:
         predict_at(each, QUESTION.setting(fleet.working), fleet.load_per_s).value_s(limit) for each in (fast, same)
     )
     low, high = band_of(limit, variants=((fast, slow),))
-    assert high == math.inf
-    assert low == pytest.approx((fast_s / same_s) ** 1.645, rel=1e-3)
+    assert (limit.metric, limit.percentile, high) == ("ttft", 95, math.inf)
+    assert math.log(low) == pytest.approx(-1.645 * math.hypot(math.log(fast_s / same_s), 0.06), rel=1e-3)
 
 
 def test_evidence_is_read_from_the_page_that_holds_it() -> None:

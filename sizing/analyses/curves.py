@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
@@ -23,9 +22,9 @@ from sizing.numbers import gpus, significant
 from sizing.plans import Basis, Candidate, Fleet, cost_at, cost_of
 from sizing.prediction import Prediction
 from sizing.question import Question, Setting, replicas_for
-from sizing.queueing import predict, stable_rate_per_s
+from sizing.queueing import stable_rate_per_s
 from sizing.text import counts
-from sizing.workload import MOST_TOKENS, Lengths, Routing, Within, Workload
+from sizing.workload import MOST_TOKENS, Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +162,12 @@ def speed_curve(question: Question, candidate: Candidate, capacity_per_s: float 
     workload = question.workload
     stable_per_s = stable_rate_per_s(candidate.replica, workload.lengths, workload.prefix)
     setting = question.setting(question.replicas_at(stable_per_s))
-    sla = question.sla
-    asked = list(
-        _predictions(
-            *(candidate.replica, setting.workload, setting.routing, setting.replicas, stable_per_s),
-            *(sla.gap is not None, sla.within),
-        )
-    )
+    rates = [share * stable_per_s for share in SHARES]
     if capacity_per_s is not None:
-        asked.append((capacity_per_s, predict_at(candidate.replica, setting, capacity_per_s)))
+        rates.append(capacity_per_s)
     speeds = []
-    for rate_per_s, predicted in sorted(asked, key=lambda pair: pair[0]):
+    for rate_per_s in sorted(rates):
+        predicted = predict_at(candidate.replica, setting, rate_per_s)
         itl_s = predicted.itl.mean_s
         if predicted.saturated or not 0 < itl_s < math.inf:
             continue
@@ -211,27 +205,6 @@ def _between(one: Speed, other: Speed, tokens_per_s_per_user: float) -> Speed:
         tokens_per_s_per_user,
         min(one, other, key=lambda speed: speed.tokens_per_s_per_user).meets,
     )
-
-
-@lru_cache(maxsize=1024)
-def _predictions(
-    replica: Replica,
-    workload: Workload,
-    routing: Routing,
-    replicas: int,
-    stable_per_s: float,
-    gaps: bool,
-    within: Within,
-) -> tuple[tuple[float, Prediction], ...]:
-    """Requests/s per replica and the formula's prediction; cached, as no fleet's load matters, and of
-    an SLA no percentile."""
-    rates = [float(rate) for rate in stable_per_s * np.array(SHARES)]
-
-    def at(rate_per_s: float) -> Prediction:
-        busy = Workload(workload.lengths, rate_per_s * replicas, workload.arrivals, workload.prefix)
-        return predict(replica, busy, replicas=replicas, routing=routing, gaps=gaps, within=within)
-
-    return tuple((rate, at(rate)) for rate in rates)
 
 
 def front(points: Sequence[tuple[float, float]], better: tuple[Better, Better] = ("higher", "higher")) -> list[int]:

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -50,12 +50,18 @@ class LoadResponse:
         """From the formula's results at some requests/s."""
         rates_per_s = sorted(predictions)
         ordered = tuple(predictions[rate_per_s] for rate_per_s in rates_per_s)
-        return cls(np.array(rates_per_s), rising_excess(ordered, sla), ordered)
+        excess = [log_excess(prediction, sla) for prediction in ordered]
+        return cls(np.array(rates_per_s), np.maximum.accumulate(excess), ordered)  # latencies may jump down at a load
 
     @property
     def idle(self) -> Prediction:
         """Latencies at the lowest rate: those of a request that meets no other."""
         return self.predictions[0]
+
+    def missed_alone(self, sla: Sla) -> SlaMissed:
+        """The limit that a request misses most although it meets no other."""
+        limit = self.idle.binding(sla)
+        return SlaMissed(limit, self.idle.value_s(limit))
 
     def rate_per_s(self, level: float) -> float:
         """The rate at which the excess reaches `level`, by a monotone curve through the known points.
@@ -63,9 +69,7 @@ class LoadResponse:
         0 when the excess is higher even at the lowest rate; the highest rate when it is never reached.
         """
         same = np.diff(self.excess) == 0
-        kept = ~(
-            np.append(False, same) & np.append(same, False)
-        )  # of loads that use up as much, the first and the last
+        kept = ~(np.append(False, same) & np.append(same, False))  # of equal excesses the first and the last
         rising, rates = self.excess[kept], self.rates_per_s[kept]
         if level < rising[0]:
             return 0.0
@@ -106,21 +110,17 @@ class LoadResponse:
         low, width = float(rates[above - 1]), math.log(rates[above] / rates[above - 1])
         slopes = np.diff(excess) / np.diff(np.log(rates))
         jumps = excess[above] - excess[above - 1] > CLIFF
+
+        def rate_off(end: int, beside: Floats) -> float:
+            flattest = 0.0 if jumps and len(beside) < 2 else min(beside)  # the slope of a jump says nothing
+            return float(abs(excess[end] - level) / max(flattest, LEVEL))
+
         before, after = slopes[max(above - 2, 0) : above], slopes[above - 1 : above + 1]
-        off = [
-            abs(excess[end] - level)
-            / max(LEVEL if jumps and len(beside) < 2 else min(beside), LEVEL)  # a jump: unknown
-            for end, beside in ((above - 1, before), (above, after))
-        ]
-        if width <= 2 * within / (AT_CLIFFS if jumps else 1) or min(off) <= within:
+        nearest = min(rate_off(above - 1, before), rate_off(above, after))
+        if width <= 2 * within / (AT_CLIFFS if jumps else 1) or nearest <= within:
             return None
         place = math.log(self.rate_per_s(level) / low) / width
         return low * math.exp(width * (0.5 if number % 2 else min(max(place, INSIDE), 1 - INSIDE)))
-
-
-def rising_excess(predictions: tuple[Prediction, ...], sla: Sla) -> Floats:
-    """Excess at each prediction, by rising load, made monotone: latencies may jump down at some load."""
-    return np.maximum.accumulate([log_excess(prediction, sla) for prediction in predictions])
 
 
 def log_excess(prediction: Prediction, sla: Sla) -> float:
@@ -287,14 +287,8 @@ def beyond(model: LoadResponse, last: Probe, before: Probe | None, least_step: f
     return last.rate * factor, False
 
 
-def edge_rate(
-    excess: Callable[[float, int], float],
-    model: LoadResponse,
-    guess_per_s: float,
-    ceiling_per_s: float,
-    requests: int,
-) -> float:
-    """The requests/s at which ``excess(rate, requests)`` is 0, to `TOLERANCE`; 0 if over even at a hundredth of guess.
+def edge_rate(excess: Callable[[float], float], model: LoadResponse, guess_per_s: float, ceiling_per_s: float) -> float:
+    """The requests/s at which ``excess(rate)`` is 0, to `TOLERANCE`; 0 if over even at a hundredth of the guess.
 
     At most `ceiling_per_s`, if that still holds.
 
@@ -306,7 +300,7 @@ def edge_rate(
     least, most = guess_per_s / 100, ceiling_per_s
     bracket, before, rate, least_step = Bracket(), None, min(guess_per_s, most), 0.01
     for number in range(1, MOST_RUNS + 1):
-        last = Probe(rate, excess(rate, requests))
+        last = Probe(rate, excess(rate))
         bracket.learn(last)
         low, high = bracket.low, bracket.high
         if (high and high.rate < least) or (low and low.rate >= most):
@@ -411,8 +405,7 @@ def analytic_capacity_per_s(replica: Replica, setting: Setting) -> float:
     response = load_response(replica, setting)
     capacity_per_s = response.rate_per_s(0.0)
     if capacity_per_s == 0:
-        limit = response.idle.binding(setting.sla)
-        raise SlaMissed(limit, response.idle.value_s(limit))
+        raise response.missed_alone(setting.sla)
     return capacity_per_s
 
 
@@ -423,7 +416,7 @@ def load_response(replica: Replica, setting: Setting, levels: tuple[float, ...] 
     The formula is evaluated for an idle replica, at the shares `FIRST` of the stable rate, and then where the levels
     are expected; only for the idle one if that misses the SLA by more than a near miss. Cached for a while.
     """
-    stable_per_s = stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
+    stable_per_s = _stable_per_s(replica, setting)
     known: dict[float, Prediction] = {}
 
     def response_with(rate_per_s: float, at: Setting = setting) -> LoadResponse:
@@ -511,20 +504,20 @@ def _searched_per_s(replica: Replica, setting: Setting) -> float:
 
     last: deque[tuple[Probe, Simulated]] = deque(maxlen=2)
 
-    def excess(rate_per_s: float, requests: int) -> float:
+    def excess(requests: int, rate_per_s: float) -> float:
         run = run_at(replica, setting, rate_per_s, requests)
         over = upper_excess(run, setting.sla)
         last.append((Probe(rate_per_s, over), run))
         return over
 
-    ceiling_per_s = MOST_SHARE * stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
-    found = edge_rate(excess, response, guess_per_s, ceiling_per_s, requests)
+    ceiling_per_s = MOST_SHARE * _stable_per_s(replica, setting)
+    found = edge_rate(partial(excess, requests), response, guess_per_s, ceiling_per_s)
     if found and len(last) == 2 and not setting.herds:
         (one, run), (other, _) = last
         lost = lost_to_doubt(one.over - upper_excess(run, setting.sla, 0.0), one, other)
         if lost > WORTH:
             again_per_s = raised(found, lost / 2, ceiling_per_s)
-            found = edge_rate(excess, response, again_per_s, ceiling_per_s, FINER * requests) or found
+            found = edge_rate(partial(excess, FINER * requests), response, again_per_s, ceiling_per_s) or found
     if found == 0:
         raise _missed(run_at(replica, setting, IDLE * guess_per_s, requests), setting.sla)
     return found
@@ -565,14 +558,13 @@ def simulated_reached(replica: Replica, setting: Setting, capacity_per_s: float)
     if len(setting.sla.limits) == 1:
         return setting.sla.limits[0]
     fleet = replace(setting, replicas=simulated_replicas(setting.replicas, setting.routing))
-    ceiling_per_s = MOST_SHARE * stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
-    run = run_at(replica, fleet, min(BEYOND * capacity_per_s, ceiling_per_s), requests_for(fleet))
+    ceiling_per_s = MOST_SHARE * _stable_per_s(replica, setting)
+    run = run_at(replica, fleet, min((1 + TOLERANCE) * capacity_per_s, ceiling_per_s), requests_for(fleet))
     if run.saturated:
         return analytic_reached(replica, setting, capacity_per_s)
     return max(setting.sla.limits, key=lambda limit: log_ratio(upper_percentile(run, limit, SURE), limit.limit_s))
 
 
-BEYOND = 1 + TOLERANCE
 BY_FORMULA = Method("analytic", analytic_capacity_per_s, predict_at, analytic_reached)
 BY_SIMULATION = Method("simulation", simulated_capacity_per_s, simulate_at, simulated_reached)
 
@@ -659,13 +651,12 @@ def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]
         ends.append(middle.by_tail(setting.sla))
         if min(map(min, ends)) > 0:
             sigma = math.hypot(MONTE_CARLO_SIGMA, *(math.log(one / other) / 2 for one, other in ends))
-            return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
+            return spread(sigma)
         rises = [math.log(max(*pair, middle.capacity_per_s) / middle.capacity_per_s) for pair in ends]
         stable_per_s = max(_stable_per_s(replica, setting) for pair in candidate.variants for replica in pair)
         high = math.exp(Z90 * math.hypot(MONTE_CARLO_SIGMA, *rises))
         return 0.0, max(1.0, min(high, stable_per_s / middle.capacity_per_s))
-    low, high = scaled_capacities(candidate.replica, setting, math.exp(Z90 * candidate.relative_sigma))
-    return low, high
+    return scaled_capacities(candidate.replica, setting, math.exp(Z90 * candidate.relative_sigma))
 
 
 def scaled_capacities(replica: Replica, setting: Setting, factor: float) -> tuple[float, float]:
@@ -725,10 +716,7 @@ def _capacity(replica: Replica, setting: Setting, middle: Middle) -> float:
     level = _level(replica, setting, middle)
     if level is not None:
         return _stable_per_s(replica, setting) / middle.stable_per_s * middle.rate_per_s(level)
-    try:
-        return analytic_capacity_per_s(replica, setting)
-    except SlaMissed:
-        return 0.0
+    return load_response(replica, setting).rate_per_s(0.0)
 
 
 def _level(replica: Replica, setting: Setting, middle: Middle) -> float | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from sizing.catalog import Layout
-from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed, load_response
+from sizing.edge import BY_SIMULATION, SlaMissed, load_response
 from sizing.engine import Batching, Replica
 from sizing.errors import ScenarioError
 from sizing.planner import size, smallest_fleet
@@ -151,9 +152,7 @@ def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, f
     def capacity_per_s(setting: Setting) -> float:
         found = beside(replica, setting)
         if found == 0:
-            idle = load_response(replica, setting).idle
-            limit = idle.binding(setting.sla)
-            raise SlaMissed(limit, idle.value_s(limit))
+            raise load_response(replica, setting).missed_alone(setting.sla)
         return found
 
     return smallest_fleet(changed, capacity_per_s, fleet.working)
@@ -271,16 +270,8 @@ def better(candidate: Candidate, setting: Setting, ways: Sequence[Batching], tri
     """The rule with the highest capacity by formula; the first of equals, which is the one as it is."""
     for batching in ways:
         if batching not in tried:
-            tried[batching] = capacity_of(with_batching(candidate, batching), setting)
+            tried[batching] = load_response(with_batching(candidate, batching).replica, setting).rate_per_s(0.0)
     return max(dict.fromkeys(ways), key=lambda batching: round(tried[batching], 12))
-
-
-def capacity_of(candidate: Candidate, setting: Setting) -> float:
-    """Capacity by formula, 0 when the SLA is missed without load."""
-    try:
-        return BY_FORMULA.capacity_per_s(candidate.replica, setting)
-    except SlaMissed:
-        return 0.0
 
 
 def with_batching(candidate: Candidate, batching: Batching) -> Candidate:
@@ -296,4 +287,4 @@ def gain_of(before: Fleet | Rejection, after: Fleet | Rejection) -> float:
     """Relative gain in a replica's capacity; infinite from nothing to something, 0 to nothing."""
     if isinstance(after, Rejection):
         return 0.0
-    return after.capacity_per_s / before.capacity_per_s - 1 if isinstance(before, Fleet) else float("inf")
+    return after.capacity_per_s / before.capacity_per_s - 1 if isinstance(before, Fleet) else math.inf

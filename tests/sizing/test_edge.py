@@ -65,7 +65,7 @@ def test_the_edge_is_found_whatever_the_model_believes(
     root: float, model_root: float, steepness: float, model_steepness: float
 ) -> None:
     model = response(root * model_root, model_steepness)
-    found = edge_rate(lambda rate, _: steepness * math.log(rate / root), model, root * model_root, 100 * root, 1000)
+    found = edge_rate(lambda rate: steepness * math.log(rate / root), model, root * model_root, 100 * root)
     assert found == pytest.approx(root, rel=0.01)
 
 
@@ -73,7 +73,7 @@ def test_the_edge_is_found_whatever_the_model_believes(
 @example(root=3.9921875)  # just below a rate that was tried
 def test_a_cliff_is_bracketed(root: float) -> None:
     """An excess without any slope: below the root all is well, above nothing is."""
-    found = edge_rate(lambda rate, _: -0.5 if rate <= root else 3.0, response(1.0, 1.0), 1.0, 100.0, 1000)
+    found = edge_rate(lambda rate: -0.5 if rate <= root else 3.0, response(1.0, 1.0), 1.0, 100.0)
     assert root * 0.99 <= found <= root * (1 + 1e-9)
 
 
@@ -84,11 +84,11 @@ def test_a_good_model_makes_the_search_short(root: float, bend: float, error: fl
     model = LoadResponse(error * rates, np.log(rates / root) + bend * (rates / root - 1))
     asked = []
 
-    def excess(rate: float, _: int) -> float:
+    def excess(rate: float) -> float:
         asked.append(rate)
         return math.log(rate / root) + bend * (rate / root - 1)
 
-    assert edge_rate(excess, model, error * root, 4 * root, 1000) == pytest.approx(root, rel=0.004)
+    assert edge_rate(excess, model, error * root, 4 * root) == pytest.approx(root, rel=0.004)
     assert len(asked) <= 3
 
 
@@ -97,11 +97,11 @@ def test_an_edge_far_behind_a_flat_stretch_is_found_in_time(root: float) -> None
     """Equal prompts at even gaps: TTFT just within its limit at every load up to where they begin to queue."""
     asked: list[float] = []
 
-    def excess(rate: float, _: int) -> float:
+    def excess(rate: float) -> float:
         asked.append(rate)
         return -0.0006 if rate <= root else 3.0 * math.log(rate / root)
 
-    found = edge_rate(excess, response(1.0, 1.0), 1.0, 100.0, 1000)
+    found = edge_rate(excess, response(1.0, 1.0), 1.0, 100.0)
     assert 0.9 * root <= found <= root * (1 + 1e-9)
     assert len(asked) <= 16
 
@@ -139,11 +139,11 @@ def test_the_doubt_of_a_flat_percentile_is_not_paid_in_replicas(monkeypatch: pyt
 
 
 def test_an_excess_that_never_ends_gives_no_rate() -> None:
-    assert edge_rate(lambda rate, _: 0.3, response(1.0, 1.0), 1.0, 10.0, 1000) == 0
+    assert edge_rate(lambda rate: 0.3, response(1.0, 1.0), 1.0, 10.0) == 0
 
 
 def test_a_limit_that_is_never_reached_gives_the_ceiling() -> None:
-    assert edge_rate(lambda rate, _: -2.0, response(1.0, 1.0), 1.0, 3.0, 1000) == pytest.approx(3.0, rel=0.01)
+    assert edge_rate(lambda rate: -2.0, response(1.0, 1.0), 1.0, 3.0) == pytest.approx(3.0, rel=0.01)
 
 
 @cache

@@ -38,7 +38,7 @@ def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence
     the fewest GPUs is a simulated one. If prices differ by GPU, the cheapest comes first. Raises NoFeasiblePlan,
     carrying every rejection, when no fleet meets the SLA; ScenarioError if only some GPUs have a price.
     """
-    check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
+    check_priced(question, (candidate.gpu for candidate in candidates))
     sized, failed = survey(question, candidates), list[tuple[Candidate, Rejection]]()
     while (best := cheapest(question, sized)) and not best.verified:
         found = size(question, best.candidate, BY_SIMULATION)

@@ -7,7 +7,7 @@ reports all come from `FIELDS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -260,7 +260,6 @@ FIELDS: dict[str, Field] = {
             "Queue timeout",
             "Time after which a waiting request is dropped, for instance 2s.",
             optional=True,
-            key="queue_timeout",
             quiet=True,
             since=2,
         ),
@@ -526,11 +525,12 @@ class Margins(Protocol):
     def price_per_gpu_hour(self) -> float | None: ...
     @property
     def prices(self) -> tuple[tuple[str, float], ...]: ...
+    def price_of(self, gpu: str) -> float | None: ...
 
 
 def weight_of(terms: Margins, gpu: str) -> float:
     """What a GPU weighs where fleets are ranked: its price where GPUs have their own, else 1."""
-    return (dict(terms.prices).get(gpu, terms.price_per_gpu_hour) or 0.0) if terms.prices else 1.0
+    return (terms.price_of(gpu) or 0.0) if terms.prices else 1.0
 
 
 def check_terms(terms: Margins) -> None:
@@ -542,9 +542,9 @@ def check_terms(terms: Margins) -> None:
             raise ScenarioError(f"the price of an hour of {gpu} must be {PRICE}, got {price:g}")
 
 
-def check_priced(prices: Sequence[tuple[str, float]], general: float | None, gpus: Iterable[str]) -> None:
+def check_priced(terms: Margins, gpus: Iterable[str]) -> None:
     """Raise ScenarioError if some GPUs have a price and one of `gpus` has none: fleets could not be ranked."""
-    named = [gpu for gpu, _ in prices]
-    unknown = [gpu for gpu in gpus if gpu not in named]
-    if named and unknown and general is None:
-        raise ScenarioError(f"--price names {', '.join(named)} but not {unknown[0]}: give {unknown[0]}=PRICE as well")
+    unknown = next((gpu for gpu in gpus if terms.price_of(gpu) is None), None)
+    if terms.prices and unknown is not None:
+        named = ", ".join(gpu for gpu, _ in terms.prices)
+        raise ScenarioError(f"--price names {named} but not {unknown}: give {unknown}=PRICE as well")

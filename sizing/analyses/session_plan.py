@@ -496,7 +496,7 @@ def plan_sessions(
 
     Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
     """
-    check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
+    check_priced(question, (candidate.gpu for candidate in candidates))
     ready, left_out = holding(candidates, load.sessions)
     left_out += rejected
     runs = {id(one): SessionRuns(question, load, one, seed, progress) for one in ready}

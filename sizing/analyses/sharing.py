@@ -218,7 +218,7 @@ def least_gpus(
     Candidates go by the GPUs that carry the load at all; one that needs `HOPELESS` times those of the best found of the
     same GPU is left out unsized. Raises ScenarioError where some GPUs have a price and others not.
     """
-    check_priced(terms.prices, terms.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
+    check_priced(terms, (candidate.gpu for candidate in candidates))
     fleets: list[SharedFleet] = []
     rejected: list[Rejection] = []
     fewest: dict[str, float] = {}

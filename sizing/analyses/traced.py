@@ -213,7 +213,7 @@ def plan_trace(
 
     Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
     """
-    check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
+    check_priced(question, (candidate.gpu for candidate in candidates))
     there = [own for number, own in enumerate(slas) if (trace.of_class == number).any()]
     sla, question = question.sla, replace(question, sla=loosest(there)) if slas else question
     left_out = list(rejected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -258,28 +258,33 @@ def estimated(
     known_model = catalogued(model) if covered else model_named(model)
     if known_model is None:
         return [], []
+    for gpu, precision, layout, engine in _uncovered(known_model, choice, gpus, covered, measured_on):
+        try:
+            found = estimate(known_model.id, gpu, layout, precision, lengths, engine=engine)
+            if found.label not in labels:  # experts split otherwise than asked are a layout of their own
+                candidates.append(found)
+                labels.add(found.label)
+        except (DoesNotFit, EstimateUnavailable) as error:
+            kind: Why = "memory" if isinstance(error, DoesNotFit) else "no_data"
+            rejected.append(Rejection(gpu, layout, precision, kind, str(error), engine=engine))
+    return candidates, rejected
+
+
+def _uncovered(
+    model: Model, choice: Choice, gpus: Sequence[str], covered: set[Key], measured_on: Collection[str]
+) -> Iterator[tuple[str, str, Layout, str]]:
+    """GPU, precision, layout and engine of each estimate to make."""
     known_engines = tuple(engine for engine in ENGINES if engine in measured_on)
     wanted = tuple(map(engine_named, choice.engines))
     covered_at_all = set() if wanted else {key_of(*key[:3]) for key in covered}
+    precisions = tuple(precision.casefold() for precision in choice.precisions)
     for gpu in (gpu_named(name).id for name in gpus):
-        asked = tuple(precision.casefold() for precision in choice.precisions)
-        for precision in asked or precisions_of(gpu_named(gpu), known_model):
-            for layout in choice.asked or _sensible(known_model, gpu, precision):
-                if key_of(gpu, precision, layout) in covered_at_all:
-                    continue
-                for engine in wanted or known_engines or _timed(known_model, gpu, layout, precision) or ("",):
-                    if key_of(gpu, precision, layout, engine) in covered:
-                        continue
-                    try:
-                        found = estimate(known_model.id, gpu, layout, precision, lengths, engine=engine)
-                        if found.label not in labels:  # experts split otherwise than asked are a layout of their own
-                            candidates.append(found)
-                            labels.add(found.label)
-                    except DoesNotFit as error:
-                        rejected.append(Rejection(gpu, layout, precision, "memory", str(error), engine=engine))
-                    except EstimateUnavailable as error:
-                        rejected.append(Rejection(gpu, layout, precision, "no_data", str(error), engine=engine))
-    return candidates, rejected
+        for precision in precisions or precisions_of(gpu_named(gpu), model):
+            for layout in choice.asked or _sensible(model, gpu, precision):
+                if key_of(gpu, precision, layout) not in covered_at_all:
+                    for engine in wanted or known_engines or _timed(model, gpu, layout, precision) or ("",):
+                        if key_of(gpu, precision, layout, engine) not in covered:
+                            yield gpu, precision, layout, engine
 
 
 def _timed(model: Model, gpu: str, layout: Layout, precision: str) -> tuple[str, ...]:

@@ -44,10 +44,9 @@ def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence
         found = size(question, best.candidate, BY_SIMULATION)
         if isinstance(found, Fleet):
             sized[sized.index(best)] = found
-            if _skipped_for(question, candidates, best, found):
-                sized = _look_again(question, candidates, sized, failed, best)
         else:
             failed.append((best.candidate, found))
+        if isinstance(found, Rejection) or _skipped_for(question, candidates, best, found):
             sized = _look_again(question, candidates, sized, failed, best)
     fleets = sorted((fleet for fleet in sized if isinstance(fleet, Fleet)), key=lambda fleet: cost(question, fleet))
     misses = [*(miss for miss in sized if isinstance(miss, Rejection)), *(miss for _, miss in failed)]
@@ -181,6 +180,7 @@ def _sized(question: Question, candidate: Candidate, method: Method) -> Fleet | 
     if not predicted.meets(question.sla):
         return jump_rejection(question, candidate, working, predicted)
     working_low, working_high = working_band(question, candidate, working, capacity_per_s)
+    setting = question.setting(working)
     fleet = Fleet(
         candidate=candidate,
         working=working,
@@ -189,12 +189,11 @@ def _sized(question: Question, candidate: Candidate, method: Method) -> Fleet | 
         capacity_per_s=capacity_per_s,
         requests_per_s_per_replica=capacity_per_s * (1 - question.headroom),
         predicted=predicted,
-        binding=method.reached(candidate.replica, question.setting(working), capacity_per_s),
+        binding=method.reached(candidate.replica, setting, capacity_per_s),
         working_low=working_low,
         working_high=working_high,
         stable_per_s=stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix),
     )
-    setting = question.setting(working)
     notes = list(remarks(candidate, setting, fleet.load_per_s, predicted, fleet.stability_binds))
     if method is BY_SIMULATION:
         notes += dilution(fleet, setting, question.replicas_at)
@@ -244,7 +243,7 @@ def by_formula(question: Question, candidate: Candidate) -> int:
         return 1
 
 
-def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float], start: int = 1) -> tuple[int, float]:
+def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float], start: int) -> tuple[int, float]:
     """Working replicas, and the requests/s each could carry under the SLA in a fleet of that size.
 
     The smallest fleet is the least R that is at least the replicas needed at the capacity which holds in a fleet of R.

@@ -1,4 +1,4 @@
-"""The question a planner asks and the answer it gives: values only, no arithmetic."""
+"""What a planner chooses from and what it answers: candidates, rejections, fleets, plans; cost, energy and servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Literal, Self
 
 from sizing import catalog
 from sizing.catalog import Layout
-from sizing.catalog import gpus as catalogued_gpus
 from sizing.engine import Replica
 from sizing.errors import ScenarioError, SizingError
 from sizing.numbers import significant
@@ -324,7 +323,7 @@ def cost_at(per_hour: float, requests_per_s: float, output_tokens_per_s: float) 
 
 def energy_of(question: Question, fleet: Fleet) -> Energy | None:
     """The most power the fleet draws; None for a GPU whose power is not in the catalogue."""
-    gpu = catalogued_gpus().get(fleet.candidate.gpu)
+    gpu = catalog.gpus().get(fleet.candidate.gpu)
     if gpu is None or gpu.power_w is None:
         return None
     power_kw = gpu.power_w * fleet.gpus / 1000

@@ -14,7 +14,7 @@ from sizing import catalog, planner
 from sizing.analyses.curves import LengthCell, SpeedCurve, length_grid, sla_use, speed_curve
 from sizing.analyses.existing import Existing, best_first
 from sizing.analyses.pools import Pools, pools_of
-from sizing.analyses.relax import Relaxation, Together, relaxations, together
+from sizing.analyses.relax import Relaxation, Together, ways
 from sizing.budget import checkpoint, within
 from sizing.candidates import Choice, Found, find, from_fit, law_of
 from sizing.errors import CatalogueError, FitError, NotComputed, SizingError, TimeLimitReached
@@ -265,7 +265,7 @@ def carried(question: Question, gpus: int, choice: Choice, have: Available) -> C
 def ways_out(question: Question, choice: Choice, have: Available) -> Ways:
     """How to meet an SLA that every candidate misses."""
     found, _ = found_for(question, choice, have)
-    return Ways(relaxations(question, found), together(question, found))
+    return Ways(*ways(question, found))
 
 
 def pools(question: Question, choice: Choice, have: Available) -> Pools | Rejection | str:

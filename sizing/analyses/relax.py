@@ -86,36 +86,30 @@ def ways_out(
     """
     if all(rejection.kind != "sla" for rejection in rejected):
         return NO_WAYS
-    alone = relaxations(question, candidates, nearly_alone, gpus)
-    return alone, only_together(alone, together(question, candidates, nearly_alone, gpus))
+    alone, found = ways(question, candidates, nearly_alone, gpus)
+    return alone, only_together(alone, found)
 
 
-def relaxations(
+def ways(
     question: Question,
     candidates: Sequence[Candidate],
     nearly_alone: NearlyAlone | None = None,
     gpus: int | None = None,
-) -> tuple[Relaxation, ...]:
-    """For each limit of the SLA, in its order, the relaxation that suffices alone; none of the share of requests that
-    are rejected, of which the formula says nothing.
+) -> Ways:
+    """For each limit of the SLA, in its order, the relaxation that suffices alone, and what the nearest candidate needs
+    of all that it misses, whether it must or not.
 
-    Meant for an SLA that no candidate meets. A limit that is met comes back with the smallest value that still is.
+    Meant for an SLA that no candidate meets. A limit that is met comes back with the smallest value that still is; the
+    one on rejected requests is left out, because the formula says nothing of them.
     """
     idle = [_Idle(question, candidate, nearly_alone, gpus) for candidate in candidates]
-    return tuple(_relaxed(limit, idle) for limit in question.sla.latencies)
+    return tuple(_relaxed(limit, idle) for limit in question.sla.latencies), _together(question.sla, idle)
 
 
-def together(
-    question: Question,
-    candidates: Sequence[Candidate],
-    nearly_alone: NearlyAlone | None = None,
-    gpus: int | None = None,
-) -> Together | None:
+def _together(sla: Sla, idle: Sequence[_Idle]) -> Together | None:
     """The candidate whose worst miss is the least, and the limits it misses as it would keep them; None without one."""
-    sla = question.sla
-    all_idle = (_Idle(question, candidate, nearly_alone, gpus) for candidate in candidates)
-    idle = sorted(all_idle, key=lambda each: each.worst(sla.limits))
-    nearest = next((each for each in idle if all(each.needs_s(limit) < math.inf for limit in sla.limits)), None)
+    least_missed = sorted(idle, key=lambda each: each.worst(sla.limits))
+    nearest = next((each for each in least_missed if all(each.needs_s(limit) < math.inf for limit in sla.limits)), None)
     if nearest is None:
         return None
     missed = tuple(limit for limit in sla.limits if nearest.needs_s(limit) > limit.limit_s)

@@ -13,7 +13,7 @@ from calibration.store import DATABASE_VARIABLE, Store
 from sizing import planner
 from sizing.analyses.daily import gpus_by_hour
 from sizing.analyses.existing import best_first
-from sizing.analyses.relax import relaxations
+from sizing.analyses.relax import ways
 from sizing.candidates import find
 from sizing.numbers import milliseconds, percent, significant
 from sizing.plans import Plan
@@ -102,7 +102,7 @@ def test_infeasible_names_the_nearest_miss_and_what_would_do(opened: Open) -> No
     assert "Nearest miss: h200_sxm TP1 fp8 trtllm: misses ITL" in text.replace("*", "")
     assert "ms by formula, the limit is 0.1 ms" in text and "ms or more (by simulation)" in text
     assert "0.1 ms" in text and "1 misses the SLA" in text
-    needed = relaxations(NOWHERE.question, find(ONE.model, ONE.lengths, ONE.choice)[0])
+    needed, _ = ways(NOWHERE.question, find(ONE.model, ONE.lengths, ONE.choice)[0])
     assert needed[0].smallest is None and "p95 TTFT:** no value is enough alone" in text
     assert needed[1].smallest and f"{milliseconds(needed[1].smallest.limit_s)} or more" in text
 
@@ -139,8 +139,8 @@ def test_two_limits_that_nothing_meets_are_loosened_together(opened: Open) -> No
 
 def test_a_lower_percentile_is_offered_where_it_is_kept(opened: Open) -> None:
     varied = replace(ONE, isl_cv=1.5, itl=None)
-    (needed,) = relaxations(replace(varied, ttft=Limit("ttft", 99, 0.001)).question, find(*chosen(varied))[0])
-    (median,) = relaxations(replace(varied, ttft=Limit("ttft", 50, 0.001)).question, find(*chosen(varied))[0])
+    (needed,), _ = ways(replace(varied, ttft=Limit("ttft", 99, 0.001)).question, find(*chosen(varied))[0])
+    (median,), _ = ways(replace(varied, ttft=Limit("ttft", 50, 0.001)).question, find(*chosen(varied))[0])
     assert needed.smallest and median.smallest
     between = Limit("ttft", 99, round((needed.smallest.limit_s * median.smallest.limit_s) ** 0.5, 3))
     app = opened(replace(varied, ttft=between))

@@ -11,9 +11,10 @@ import openpyxl
 import pypdfium2
 
 from sizing import planner
+from sizing.analyses import relax
 from sizing.analyses.curves import load_curve
 from sizing.analyses.daily import Daily, gpus_by_hour
-from sizing.analyses.relax import Relaxation, Together, relaxations, together
+from sizing.analyses.relax import Relaxation, Together
 from sizing.analyses.sensitivity import sensitivities
 from sizing.catalog import Layout
 from sizing.engine import Batching, Replica, StepLaw
@@ -84,7 +85,7 @@ STRICTER = dataclasses.replace(QUESTION, sla=Sla(Limit("ttft", 95, 0.001), Limit
 
 @cache
 def ways(question: Question) -> tuple[tuple[Relaxation, ...], Together | None]:
-    return relaxations(question, CANDIDATES), together(question, CANDIDATES)
+    return relax.ways(question, CANDIDATES)
 
 
 @cache

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sizing import planner
 from sizing.analyses.existing import Existing, largest_rate
 from sizing.analyses.inside import compared, learned
-from sizing.analyses.relax import relaxations
+from sizing.analyses.relax import ways
 from sizing.analyses.sensitivity import sensitivities, tune
 from sizing.candidates import Choice, find
 from sizing.edge import BY_FORMULA, BY_SIMULATION, TOLERANCE, LoadResponse, Method, load_response, upper_excess
@@ -247,7 +247,7 @@ def test_a_gap_limit_that_no_load_keeps_is_named_with_the_smallest_that_would_do
     with pytest.raises(NoFeasiblePlan, match="p99 gap <= 1 ms") as missed:
         planner.plan(asked, [candidate()])
     assert "misses gap even at 1 % of the load that it carries: p99 gap is" in missed.value.rejected[0].why
-    (way,) = relaxations(asked, [candidate()])
+    (way,), _ = ways(asked, [candidate()])
     assert way.smallest is not None
     assert planner.plan(replace(asked, sla=Sla(way.smallest)), [candidate()]).answer.gpus > 0
 

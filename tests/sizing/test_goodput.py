@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from sizing import planner
 from sizing.analyses.curves import load_curve
 from sizing.analyses.pools import pools_of
-from sizing.analyses.relax import relaxations
+from sizing.analyses.relax import ways
 from sizing.analyses.sensitivity import goodput_prices, sensitivities
 from sizing.analyses.traced import plan_trace
 from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed, load_response, log_excess, upper_excess
@@ -232,7 +232,7 @@ def test_an_impossible_goodput_is_relaxed_by_its_limits_or_by_its_percent() -> N
     one = question(sla=Sla(Limit("itl", 0, 0.9 * idle_s), Limit.goodput(99)), rate=2.0)
     with pytest.raises(NoFeasiblePlan, match="99 % goodput"):
         planner.plan(one, [candidate()])
-    (way,) = relaxations(one, [candidate()])
+    (way,), _ = ways(one, [candidate()])
     assert way.smallest is not None and way.smallest.limit_s > 1
     loosened = Limit("itl", 0, 0.9 * idle_s * way.smallest.limit_s)
     assert planner.plan(replace(one, sla=one.sla.with_limits(loosened)), [candidate()]).answer.gpus > 0

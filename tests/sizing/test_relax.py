@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from sizing import planner
 from sizing.analyses.existing import Existing, largest_rate
-from sizing.analyses.relax import Relaxation, relaxations, rounded_up, together
+from sizing.analyses.relax import Relaxation, rounded_up, ways
 from sizing.analyses.sharing import Share, workloads_ways_out
 from sizing.edge import BY_FORMULA
 from sizing.plans import Candidate, NoFeasiblePlan, Rejection
@@ -50,7 +50,7 @@ lengths = some.builds(
 @given(limits, lengths, some.floats(0.5, 20.0))
 def test_the_smallest_value_works_and_two_percent_less_does_not(limit: Limit, lengths: Lengths, rate: float) -> None:
     asked = question(sla=Sla(limit), workload=Workload(lengths, rate))
-    (found,) = relaxations(asked, ENGINES[:1])
+    (found,), _ = ways(asked, ENGINES[:1])
     assert not feasible(asked, ENGINES[0])
     assert feasible(with_limit(asked, loosened(found)), ENGINES[0])
     assert not feasible(with_limit(asked, loosened(found, by=0.98)), ENGINES[0])
@@ -63,13 +63,13 @@ def test_routers_that_keep_requests_apart_need_no_limit_that_one_replica_would(r
     alone = simulate(ENGINES[0].replica, Workload(Lengths(2000, 5), 1e-3)).prediction().itl.p50_s
     limit, workload = Limit("itl", 99, 0.9 * alone), Workload(Lengths(2000, 5), 0.5)
     asked = Question("m", workload, Sla(limit), routing, spare=0)
-    (found,) = relaxations(asked, ENGINES[:1])
+    (found,), _ = ways(asked, ENGINES[:1])
     ((_, ((shared,), _)),) = workloads_ways_out(
         [Rejection.of(ENGINES[0], "sla", "")], "m", [Share("all", workload, asked.sla)], ENGINES[:1], routing
     )
     assert found.smallest == shared.smallest and found.smallest.limit_s < 1.05 * alone
     assert planner.plan(with_limit(asked, loosened(found)), ENGINES[:1]).answer.working > 1
-    (one,) = relaxations(asked, ENGINES[:1], gpus=1)
+    (one,), _ = ways(asked, ENGINES[:1], gpus=1)
     assert isinstance(largest_rate(with_limit(asked, loosened(found)), ENGINES[0], 1, BY_FORMULA), Rejection)
     assert isinstance(largest_rate(with_limit(asked, loosened(one)), ENGINES[0], 1), Existing)
 
@@ -80,13 +80,12 @@ def test_a_candidate_whose_cache_never_holds_a_request_is_no_way_to_meet_the_sla
     small = candidate()
     batching = replace(small.replica.batching, kv_tokens=25_000)
     small = replace(small, replica=replace(small.replica, batching=batching))
-    (found,) = relaxations(asked, [small, ENGINES[1]])
+    (found,), nearest = ways(asked, [small, ENGINES[1]])
     assert found.candidate is ENGINES[1]
-    nearest = together(asked, [small, ENGINES[1]])
     assert nearest is not None and nearest.candidate is ENGINES[1]
-    (nobody,) = relaxations(asked, [small])
+    (nobody,), nearest = ways(asked, [small])
     assert nobody.candidate is None and nobody.smallest is None
-    assert together(asked, [small]) is None
+    assert nearest is None
 
 
 def test_no_way_out_is_offered_of_too_many_rejections() -> None:
@@ -95,11 +94,11 @@ def test_no_way_out_is_offered_of_too_many_rejections() -> None:
     kept = Limit("ttft", 95, 1.0), Limit("itl", 95, 0.03)
     asked = Question("m", workload, Sla(*kept, Limit.rejected(1)))
     assert not feasible(asked, ENGINES[0])
-    found = relaxations(asked, ENGINES[:1])
+    found, _ = ways(asked, ENGINES[:1])
     assert [way.limit for way in found] == [*kept]
     assert all(way.smallest and way.smallest.limit_s < way.limit.limit_s and not way.percentile for way in found)
     missed = with_limit(asked, Limit("e2e", 50, 0.5))
-    *_, way = relaxations(missed, ENGINES[:1])
+    (*_, way), _ = ways(missed, ENGINES[:1])
     assert not feasible(missed, ENGINES[0]) and feasible(with_limit(missed, loosened(way)), ENGINES[0])
 
 
@@ -107,12 +106,12 @@ def test_bursts_that_are_turned_away_leave_no_limits_to_loosen_together() -> Non
     """Their E2E has no end at p99, though it has one at p50."""
     workload = Workload(Lengths(2000, 256), 20.0, queue_limit=1, arrivals=Arrivals("gamma", 5.0))
     asked = Question("m", workload, Sla(Limit("ttft", 50, 1.0), Limit("e2e", 99, 9.0)))
-    assert together(asked, ENGINES[:1]) is None
+    assert ways(asked, ENGINES[:1])[1] is None
 
 
 def test_the_candidate_named_is_one_that_does_it() -> None:
     asked = question(rate=2.0, sla=Sla(Limit("itl", 95, IMPOSSIBLE_S)))
-    (found,) = relaxations(asked, ENGINES)
+    (found,), _ = ways(asked, ENGINES)
     assert found.candidate is not None
     assert feasible(with_limit(asked, loosened(found)), found.candidate)
 
@@ -120,7 +119,7 @@ def test_the_candidate_named_is_one_that_does_it() -> None:
 def test_with_the_roomy_value_a_replica_carries_half_of_what_it_would_without_the_limit() -> None:
     others = Sla(Limit("ttft", 95, 0.5))
     asked = question(rate=20.0, sla=others.with_limits(Limit("itl", 95, IMPOSSIBLE_S)), headroom=0.0)
-    found = relaxations(asked, ENGINES[:1])[1]
+    (_, found), _ = ways(asked, ENGINES[:1])
     assert found.roomy is not None
     without = planner.plan(replace(asked, sla=others), ENGINES[:1]).answer.capacity_per_s
     with_it = planner.plan(with_limit(asked, found.roomy), ENGINES[:1]).answer.capacity_per_s
@@ -129,9 +128,9 @@ def test_with_the_roomy_value_a_replica_carries_half_of_what_it_would_without_th
 
 def test_no_value_of_one_limit_helps_where_another_fails_too() -> None:
     asked = question(sla=Sla(Limit("ttft", 95, IMPOSSIBLE_S), Limit("itl", 95, IMPOSSIBLE_S)))
-    assert [found.smallest for found in relaxations(asked, ENGINES)] == [None, None]
+    alone, both = ways(asked, ENGINES)
+    assert [found.smallest for found in alone] == [None, None]
     assert not feasible(with_limit(asked, Limit("ttft", 95, 3600.0)))
-    both = together(asked, ENGINES)
     assert both is not None and len(both.limits) == 2
     for limit in both.limits:
         asked = with_limit(asked, limit)
@@ -143,7 +142,7 @@ def test_a_lower_percentile_is_offered_where_one_is_kept() -> None:
     loose = question(workload=varied, sla=Sla(Limit("ttft", 99, 3600.0)))
     needed = {p: smallest(with_limit(loose, Limit("ttft", p, 3600.0))) for p in (99, 90)}
     between = question(workload=varied, sla=Sla(Limit("ttft", 99, (needed[99] * needed[90]) ** 0.5)))
-    (found,) = relaxations(between, ENGINES[:1])
+    (found,), _ = ways(between, ENGINES[:1])
     assert found.percentile is not None
     assert found.percentile.limit_s == between.sla.limits[0].limit_s
     assert not feasible(between, *ENGINES[:1])
@@ -151,7 +150,7 @@ def test_a_lower_percentile_is_offered_where_one_is_kept() -> None:
 
 
 def smallest(asked: Question) -> float:
-    (found,) = relaxations(asked, ENGINES[:1])
+    (found,), _ = ways(asked, ENGINES[:1])
     assert found.smallest is not None
     return found.smallest.limit_s
 
@@ -159,14 +158,14 @@ def smallest(asked: Question) -> float:
 def test_a_limit_kept_by_simulation_alone_still_has_a_band() -> None:
     asked = question(rate=1.0, workload=Workload(Lengths(100, 20, 0.0, 0.3), 1.0))
     asked = replace(asked, sla=Sla(Limit("ttft", 95, IMPOSSIBLE_S)))
-    fleet = planner.plan(with_limit(asked, loosened(relaxations(asked, ENGINES)[0])), ENGINES).answer
+    (found,), _ = ways(asked, ENGINES)
+    fleet = planner.plan(with_limit(asked, loosened(found)), ENGINES).answer
     assert fleet.working_low <= fleet.working
 
 
 def test_nothing_to_choose_from_has_no_relaxation() -> None:
     asked = question(sla=Sla(Limit("itl", 95, IMPOSSIBLE_S)))
-    assert relaxations(asked, []) == (Relaxation(asked.sla.limits[0]),)
-    assert together(asked, []) is None
+    assert ways(asked, []) == ((Relaxation(asked.sla.limits[0]),), None)
 
 
 @given(some.floats(1e-6, 1e6))

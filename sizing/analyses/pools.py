@@ -44,14 +44,9 @@ class Pool:
     fleet: Fleet
     replica: Replica
 
-    def enlarged(self) -> Pool:
-        """With a replica more, or 5 % more."""
-        return self.of(self.fleet.working + self.step)
-
-    @property
-    def step(self) -> int:
-        """Replicas by which it grows or shrinks."""
-        return max(1, round(GROWTH * self.fleet.working))
+    def by(self, steps: int) -> Pool:
+        """With so many steps more, each of a replica or of 5 % of them."""
+        return self.of(self.fleet.working + steps * max(1, round(GROWTH * self.fleet.working)))
 
     def of(self, working: int) -> Pool:
         """With so many working replicas; the ends of the band move along, latencies are those by formula."""
@@ -90,6 +85,19 @@ class Pair:
         """GPUs to own in both pools."""
         return self.prefill.fleet.gpus + self.decode.fleet.gpus
 
+    @property
+    def working(self) -> int:
+        """Working replicas in both pools."""
+        return self.prefill.fleet.working + self.decode.fleet.working
+
+    def with_prefill(self, steps: int) -> Pair:
+        """With a prefill pool that is larger by so many steps, or smaller."""
+        return replace(self, prefill=self.prefill.by(steps))
+
+    def with_decode(self, steps: int) -> Pair:
+        """With such a decode pool."""
+        return replace(self, decode=self.decode.by(steps))
+
 
 def run_together(question: Question, pair: Pair, rate_per_s: float) -> Simulated:
     """Both pools in simulation; a prompt of mean length travels `transfer_s`, others in proportion."""
@@ -111,19 +119,12 @@ def enlarged(question: Question, pair: Pair) -> Pair | Rejection:
     Over the TTFT limit the prefill pool grows, over the one on ITL the decode pool, over the one on E2E alone the pool
     that shortens it more for its GPUs; without a steady state the busier one.
     """
-    prefill, decode = pair.prefill, pair.decode
-    most = MOST * (prefill.fleet.working + decode.fleet.working) + 2
-    while True:
-        pair = replace(pair, prefill=prefill, decode=decode)
-        run = run_together(question, pair, planned_for_per_s(question))
-        if run.meets(question.sla):
-            return pair
-        if prefill.fleet.working + decode.fleet.working >= most:
-            return _out_of_reach(question, decode, run.prediction())
-        if _prompts_are_late(question, pair, run):
-            prefill = prefill.enlarged()
-        else:
-            decode = decode.enlarged()
+    most = MOST * pair.working + 2
+    while not (run := run_together(question, pair, planned_for_per_s(question))).meets(question.sla):
+        if pair.working >= most:
+            return _out_of_reach(question, pair.decode, run.prediction())
+        pair = pair.with_prefill(1) if _prompts_are_late(question, pair, run) else pair.with_decode(1)
+    return pair
 
 
 def reduced(question: Question, pair: Pair) -> Pair:
@@ -132,12 +133,8 @@ def reduced(question: Question, pair: Pair) -> Pair:
     First the pool that gives back more GPUs at a time.
     """
     while True:
-        prefill, decode = pair.prefill, pair.decode
-        smaller = []
-        if prefill.fleet.working > 1:
-            smaller.append(replace(pair, prefill=prefill.of(prefill.fleet.working - prefill.step)))
-        if decode.fleet.working > 1:
-            smaller.append(replace(pair, decode=decode.of(decode.fleet.working - decode.step)))
+        smaller = [pair.with_prefill(-1)] if pair.prefill.fleet.working > 1 else []
+        smaller += [pair.with_decode(-1)] if pair.decode.fleet.working > 1 else []
         for fewer in sorted(smaller, key=lambda fewer: fewer.gpus):
             if run_together(question, fewer, planned_for_per_s(question)).meets(question.sla):
                 pair = fewer
@@ -163,9 +160,7 @@ def _prompts_are_late(question: Question, pair: Pair, run: Simulated) -> bool:
         then = run_together(question, grown, planned_for_per_s(question)).prediction()
         return (e2e_s - then.value_s(e2e)) / (grown.gpus - pair.gpus)
 
-    grown = replace(pair, prefill=pair.prefill.enlarged()), replace(pair, decode=pair.decode.enlarged())
-    by_prefill, by_decode = map(shorter_s_per_gpu, grown)
-    return by_prefill > by_decode
+    return shorter_s_per_gpu(pair.with_prefill(1)) > shorter_s_per_gpu(pair.with_decode(1))
 
 
 def _out_of_reach(question: Question, decode: Pool, predicted: Prediction) -> Rejection:

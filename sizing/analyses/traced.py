@@ -288,7 +288,7 @@ def by_memory(trace: Trace, candidates: Sequence[Candidate]) -> tuple[list[Candi
             fitting.append(each)
         else:
             why = f"the longest request of the trace has {longest:,} tokens, the KV cache {rule.kv_tokens:,}"
-            others.append(Rejection(each.gpu, each.layout, each.precision, "memory", why, engine=each.engine))
+            others.append(Rejection.of(each, "memory", why))
     return fitting, others
 
 
@@ -412,20 +412,20 @@ def smallest(meets: Callable[[int], bool], start: int) -> int | None:
 def by_hour(question: Question, trace: Trace, fleet: Fleet) -> tuple[int, ...]:
     """Working replicas that the rate of each hour needs: by formula, in proportion to what the busiest of them needs,
     all. The busiest 60 minutes, which may lie in two, have a higher rate."""
-    planned_per_s, found = question.workload.rate_per_s, []
+    planned = question.workload
     rates = [
         (hour.last - hour.first) / max(lasts_s, 60.0)
         for hour, lasts_s in zip(hours(trace), lasting_s(trace), strict=True)
     ]
-    most_per_s = min(max(rates), planned_per_s)
-    for rate_per_s in rates:
-        then = replace(
-            question, workload=replace(question.workload, rate_per_s=planned_per_s * rate_per_s / most_per_s)
-        )
-        found.append(
-            min(resized(then, question, fleet)[0], fleet.working) if rate_per_s < most_per_s else fleet.working
-        )
-    return tuple(found)
+    most_per_s = min(max(rates), planned.rate_per_s)
+
+    def needed(rate_per_s: float) -> int:
+        if rate_per_s >= most_per_s:
+            return fleet.working
+        then = replace(planned, rate_per_s=planned.rate_per_s * rate_per_s / most_per_s)
+        return min(resized(replace(question, workload=then), question, fleet)[0], fleet.working)
+
+    return tuple(map(needed, rates))
 
 
 def lasting_s(trace: Trace) -> tuple[float, ...]:
@@ -440,10 +440,10 @@ def sampling(runs: Replays, working: int) -> Sampling | None:
     The block bootstrap (Kuensch 1989, Annals of Statistics 17): requests of one block go together, blocks are taken as
     independent. None for limits on gaps alone and traces of fewer than `FEWEST_BLOCKS` hours.
     """
-    by_hour_s = np.array([hour.from_s for hour in hours(runs.trace)])
-    days = np.floor((by_hour_s - by_hour_s[0]) / DAY_S).astype(np.int64)
+    from_s = np.array([hour.from_s for hour in hours(runs.trace)])
+    days = np.floor((from_s - from_s[0]) / DAY_S).astype(np.int64)
     of_day = days[-1] + 1 >= FEWEST_BLOCKS
-    block = days if of_day else np.arange(len(by_hour_s))
+    block = days if of_day else np.arange(len(from_s))
     blocks = int(block[-1]) + 1
     limits = [limit for part in runs.at(working).parts for limit in limits_on_requests(part.sla)]
     if blocks < FEWEST_BLOCKS or not limits:
@@ -451,18 +451,14 @@ def sampling(runs: Replays, working: int) -> Sampling | None:
     drawn = np.random.default_rng(runs.seed).multinomial(blocks, [1 / blocks] * blocks, DRAWS)
     allowed = np.array([1 - limit.percentile / 100 for limit in limits])
 
-    def passing(replicas: int) -> float:
-        """Share of the resampled traces that a fleet serves."""
+    def serves(share: float, replicas: int) -> bool:
+        """True if a fleet serves this share of the resampled traces."""
         each = [judged(part.tally, part.sla) for part in runs.at(replicas).parts]
         beyond, counted = (summed(np.hstack(of), block, blocks) for of in zip(*each, strict=True))
-        return float(np.mean(np.all(drawn @ beyond <= drawn @ counted * allowed + 1e-9, axis=1)))
+        return bool(np.mean(np.all(drawn @ beyond <= drawn @ counted * allowed + 1e-9, axis=1)) >= share)
 
-    low, high = (smallest(partial(_at_least, passing, share), working) for share in BAND)
+    low, high = (smallest(partial(serves, share), working) for share in BAND)
     return Sampling(low or working, high, blocks, "days" if of_day else "hours")
-
-
-def _at_least(passing: Callable[[int], float], share: float, replicas: int) -> bool:
-    return passing(replicas) >= share
 
 
 def summed(of_hours: Counts, block: Counts, blocks: int) -> Counts:

@@ -186,7 +186,20 @@ def _of_percentile(metric: Metric, values: Floats, mean_s: float, of_mean: float
 
 def point_at(fitted: Fit, lengths: Lengths, prefix: Prefix, users: int) -> Point:
     """The point that measuring this level would give, as far as it is known before; its requests/s are rough."""
-    point = Point(
+    rough = rough_point(fitted, lengths, users)
+    point = replace(rough, prefix_tokens=prefix.tokens or None, prefix_hit=prefix.hit_rate or None)
+    levels = levels_at([error.point for error in fitted.errors], point)
+    rate_per_s = between(levels, users, "requests_per_s") or float(fitted.engine_means([point])[0, 0])
+    return replace(point, requests_per_s=rate_per_s)
+
+
+def rough_point(fitted: Fit, lengths: Lengths, users: int) -> Point:
+    """A level of the fitted deployment, with the requests/s that it would have if no prompt held up another: where the
+    search for the right rate begins."""
+    law = fitted.law
+    batch = min(users, fitted.batching.max_batch_size)
+    step_s = law.decode_s(batch, batch * (lengths.isl + lengths.osl / 2))
+    return Point(
         **fitted.deployment._asdict(),
         isl=lengths.isl,
         osl=lengths.osl,
@@ -194,18 +207,5 @@ def point_at(fitted: Fit, lengths: Lengths, prefix: Prefix, users: int) -> Point
         osl_cv=lengths.osl_cv,
         load_kind="concurrency",
         load_value=users,
-        requests_per_s=rate_if_none_waited(fitted, lengths, users),
-        prefix_tokens=prefix.tokens or None,
-        prefix_hit=prefix.hit_rate or None,
+        requests_per_s=float(batch / (lengths.osl * step_s + law.prefill_alone_s(lengths.isl) + law.request_s)),
     )
-    levels = levels_at([error.point for error in fitted.errors], point)
-    rate_per_s = between(levels, users, "requests_per_s") or float(fitted.engine_means([point])[0, 0])
-    return replace(point, requests_per_s=rate_per_s)
-
-
-def rate_if_none_waited(fitted: Fit, lengths: Lengths, users: int) -> float:
-    """Requests/s if no prompt held up another: the start of the search for the right rate."""
-    law = fitted.law
-    batch = min(users, fitted.batching.max_batch_size)
-    step_s = law.decode_s(batch, batch * (lengths.isl + lengths.osl / 2))
-    return float(batch / (lengths.osl * step_s + law.prefill_alone_s(lengths.isl) + law.request_s))

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from sizing.analyses.closed_loop import rate_if_none_waited
+from sizing.analyses.closed_loop import rough_point
 from sizing.candidates import from_fit, law_of
 from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Middle, half_change, load_response
 from sizing.engine import Replica
@@ -231,35 +231,23 @@ def _seconds(options: Sequence[Option], means: Floats) -> Floats:
 
 def replay_of(fitted: Fit, options: Sequence[Option]) -> Replay:
     """The options ready to be simulated with any law; users start over one request time of the fitted one."""
-    rough = [_point(fitted, option, rate_if_none_waited(fitted, option.lengths, option.users)) for option in options]
+    rough = [_point(fitted, option) for option in options]
     rates = Replay(point_runs(rough), fitted.replica).means(fitted.replica)[:, 0]
     points = [replace(point, requests_per_s=float(rate)) for point, rate in zip(rough, rates, strict=True)]
     return Replay(point_runs(points), fitted.replica)
 
 
-def _point(fitted: Fit, option: Option, requests_per_s: float) -> Point:
-    """The point that measuring `option` would give, as far as it is known before."""
-    lengths = option.lengths
-    return Point(
-        **fitted.deployment._asdict(),
-        isl=lengths.isl,
-        osl=lengths.osl,
-        isl_cv=lengths.isl_cv,
-        osl_cv=lengths.osl_cv,
-        load_kind="concurrency",
-        load_value=option.users,
-        requests=option.requests,
-        requests_per_s=requests_per_s,
-    )
+def _point(fitted: Fit, option: Option) -> Point:
+    """The point that measuring `option` would give; its requests/s are rough."""
+    return replace(rough_point(fitted, option.lengths, option.users), requests=option.requests)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prospects:
     """What measuring each of n options would cost and tell.
 
-    `seconds`, shape (n,): expected; `longest_s`: what they are unlikely to exceed, given
-    what the law leaves open. `slopes`,
-    shape (n, 3, pairs): change of requests/s, TTFT and ITL, in standard errors of that measurement, along the
+    `seconds`, shape (n,): expected; `longest_s`: what they are unlikely to exceed, given what the law leaves open.
+    `slopes`, shape (n, 3, pairs): change of requests/s, TTFT and ITL, in standard errors of that measurement, along the
     independent errors of the law.
     """
 
@@ -278,7 +266,7 @@ def prospects(belief: Belief, options: Sequence[Option], slower: float = 1.0) ->
     replay = replay_of(fitted, options)
     sides = [(_log_means(replay, slower), _log_means(replay, faster)) for faster, slower in belief.variants]
     changes = np.stack([(above - below) / 2 for above, below in sides], axis=-1)
-    errors = np.array([granted(_point(fitted, option, 1.0), fitted.batching) for option in options])
+    errors = np.array([granted(_point(fitted, option), fitted.batching) for option in options])
     # Where the law misses the points by more than the errors granted, new points are no better than the old ones.
     errors *= math.sqrt(max(1.0, fitted.chi2_per_point))
     slopes = np.nan_to_num(changes) / errors[:, :, None]  # no ITL with one output token: no information
@@ -347,9 +335,9 @@ class LevelChoice:
     """Measure `option` next: it will take `seconds`, the sweep `remaining_s` in all, both as far as is known.
 
     `aim`: *start* (no law yet, or one of an estimate's shape), *gain* (most certainty per second; `narrows` is the
-    share it takes off the band),
-    *reach* (as many users as a planned replica would hold, so that the law need not be extrapolated) or *contrast*
-    (prompts of another length, where all measured ones are alike: nothing else tells what a prompt costs by length).
+    share it takes off the band), *reach* (as many users as a planned replica would hold, so that the law need not be
+    extrapolated) or *contrast* (prompts of another length, where all measured ones are alike: nothing else tells what a
+    prompt costs by length).
     """
 
     option: Option
@@ -382,8 +370,8 @@ def choose(
 
     `budget_s` is for the whole sweep, of which the points say how much is spent; `guess_s` gives the time of a level
     while there is no law to tell it. `band`: width of the 90 % band of the count, as a share of it, that is narrow
-    enough to stop; one replica always is. Depends on nothing but its arguments, so an interrupted
-    sweep continues as if it had not been. Raises FitError for points of several deployments.
+    enough to stop; one replica always is. Depends on nothing but its arguments, so an interrupted sweep continues as if
+    it had not been. Raises FitError for points of several deployments.
     """
     left = [option for option in options if not shunned(option, points)]
     room_s = budget_s - spent_s(points, options)

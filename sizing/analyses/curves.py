@@ -40,12 +40,15 @@ class LoadCurve:
     capacity_per_s: float
 
 
-def load_curve(question: Question, fleet: Fleet, steps: int = 24) -> LoadCurve:
-    """The curve of the fleet's replicas at `steps` loads from idle to the end of the stable range, by formula."""
+LOADS = 24
+
+
+def load_curve(question: Question, fleet: Fleet) -> LoadCurve:
+    """The curve of the fleet's replicas at `LOADS` loads from idle to the end of the stable range, by formula."""
     candidate = fleet.candidate
     setting = question.setting(fleet.working)
     stable = stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix)
-    rates = np.linspace(0.02, min(MOST_SHARE, 1.25 * fleet.capacity_per_s / stable), steps) * stable
+    rates = np.linspace(0.02, min(MOST_SHARE, 1.25 * fleet.capacity_per_s / stable), LOADS) * stable
     predictions = tuple(predict_at(candidate.replica, setting, float(rate)) for rate in rates)
     return LoadCurve(tuple(map(float, rates)), predictions, fleet.load_per_s, fleet.capacity_per_s)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from sizing.question import Question, check_priced, weight_of
 from sizing.queueing.percentiles import stable_rate_per_s
 from sizing.simulator.runs import MOST_REPLICAS
 from sizing.simulator.sessions import (
-    SESSION_LATENCIES,
+    SCATTERING,
     SESSION_ROUTINGS,
     SessionLatency,
     SessionRouting,
@@ -58,8 +58,6 @@ CAPACITY_STEP, MOST_TIMES = 0.04, 100.0
 """Relative step at which the search of a fleet's capacity ends, and the multiple of its load beyond which none is."""
 ALONE = 0.05
 """Sessions in flight on a replica that is nearly idle."""
-KEPT_TOGETHER: tuple[SessionRouting, ...] = ("affinity", "prefix_aware")
-"""Routings by which turns find what was said before, however large a fleet is."""
 DRAWN_TURNS = 20_000
 """Turns drawn to know the means of what is sent."""
 CLOSE = 0.01
@@ -719,15 +717,15 @@ def far_missed(candidate: Candidate, seen: Seen) -> Rejection:
 
 
 def session_ways_out(
-    rejected: Iterable[Rejection], question: Question, load: SessionLoad, candidates: Sequence[Candidate], seed: int = 0
+    rejected: Iterable[Rejection], question: Question, load: SessionLoad, candidates: Sequence[Candidate]
 ) -> Ways:
     """What each limit would have to be: that of sessions nearly alone, whose turns find their cache as it was left, or
     in a large fleet do not where they are not routed to it."""
     apart = replace(load, users=None)
-    replicas = 1 if load.routing in KEPT_TOGETHER else MOST_REPLICAS
+    replicas = MOST_REPLICAS if load.routing in SCATTERING else 1
 
     def nearly_alone(candidate: Candidate) -> Callable[[Limit], float]:
-        runs = SessionRuns(question, apart, candidate, seed, lambda _: None)
+        runs = SessionRuns(question, apart, candidate, 0, lambda _: None)
         run = cache(lambda: runs.simulated(replicas, apart, replicas * ALONE / runs.idle_s()))
         return lambda limit: upper_s(run(), limit)
 
@@ -810,6 +808,3 @@ def by_formula(
     """Working replicas by formula where so many tokens of every prompt are found in the cache."""
     fleet = size(replace(question, workload=turns.workload(seen.turns_per_s, found_tokens)), candidate, BY_FORMULA)
     return fleet.working if isinstance(fleet, Fleet) else None
-
-
-assert {*OWN} < {*SESSION_LATENCIES} == {*get_args(SessionLatency)}

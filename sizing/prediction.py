@@ -195,7 +195,7 @@ class Prediction:
         """How much of the limit is used up, 1 = all of it. Requests that are turned away exceed every limit on
         latencies, and use up what its percentile leaves."""
         used, beyond = self.value_s(limit) / limit.limit_s, self.beyond(limit)
-        return max(used, beyond / (1 - limit.percentile / 100)) if beyond else used
+        return max(used, beyond / limit.may_exceed) if beyond else used
 
     def beyond(self, limit: Limit) -> float:
         """The share of the requests that exceed a limit on latencies because they are turned away."""

@@ -362,6 +362,15 @@ class Limit:
             return limited_name(self.metric, self.percentile)
         return f"p{self.percentile} {self.subject}"
 
+    @property
+    def may_exceed(self) -> float:
+        """The share of the requests, or of the gaps, that may be beyond the limit."""
+        return 1 - self.percentile / 100
+
+    def allows(self, beyond: float) -> bool:
+        """True if so large a share may be beyond the limit; exactly 1 - p may round to above it."""
+        return self.percentile + 100 * beyond <= 100 + 1e-9
+
     def said(self, value: float) -> str:
         """A value of the limited metric: a time, or per cent of the limits used up or of the requests."""
         if self.metric == "goodput":

@@ -366,7 +366,7 @@ def of_trace(runs: Replays, start: int) -> Fleet | Rejection:
         most = runs.at(start * FARTHEST, to_the_end=False)
         seen, limit = max(
             ((part, one) for part in most.parts for one in part.sla.limits),
-            key=lambda pair: pair[0].exceeding_share(pair[1]) / (1 - pair[1].percentile / 100),
+            key=lambda pair: pair[0].exceeding_share(pair[1]) / pair[1].may_exceed,
         )
         miss = SlaMissed(limit, seen.value_s(limit), simulated=True)
         refused = sla_rejection(candidate, miss, question.workload.lengths)
@@ -449,7 +449,7 @@ def sampling(runs: Replays, working: int) -> Sampling | None:
     if blocks < FEWEST_BLOCKS or not limits:
         return None
     drawn = np.random.default_rng(runs.seed).multinomial(blocks, [1 / blocks] * blocks, DRAWS)
-    allowed = np.array([1 - limit.percentile / 100 for limit in limits])
+    allowed = np.array([limit.may_exceed for limit in limits])
 
     def serves(share: float, replicas: int) -> bool:
         """True if a fleet serves this share of the resampled traces."""

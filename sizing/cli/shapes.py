@@ -33,6 +33,7 @@ from sizing.text import (
     verification_json,
 )
 from sizing.trace import dispersion
+from sizing.workload import OF_REQUESTS
 
 if TYPE_CHECKING:
     from sizing.analyses.pools import Pools
@@ -355,8 +356,6 @@ def hour_json(found: TracePlan, number: int) -> dict[str, Any]:
 
 def hour_seen_json(found: TracePlan, seen: Replayed, number: int) -> dict[str, Any]:
     """What the requests of an hour saw, all of them or those of a class."""
-    from sizing.simulator.recorded import METRICS  # a plan without a trace does without
-
     hour = seen.hours[number]
     return {
         "from_s": hour.from_s,
@@ -364,7 +363,7 @@ def hour_seen_json(found: TracePlan, seen: Replayed, number: int) -> dict[str, A
         "requests": int(seen.tally.gone[number]),
         "goodput": seen.goodput(number),
         **hit_rate_json(found, seen, number),
-        "predicted": {metric: asdict(seen.quantiles(metric, number)) for metric in METRICS},
+        "predicted": {metric: asdict(seen.quantiles(metric, number)) for metric in OF_REQUESTS},
     }
 
 

@@ -59,8 +59,7 @@ from sizing.workload import (
 
 PART = 1 << 18
 """Requests fed at once."""
-METRICS = OF_REQUESTS
-USED_UP = len(METRICS)
+USED_UP = len(OF_REQUESTS)
 """In addition to the metrics, the largest share of a limit that each request uses up."""
 NO_METRIC = -1
 LARGEST_TABLES_ROWS = 1 << 24
@@ -70,7 +69,7 @@ HOPELESS = 3.0
 
 
 class Tally(NamedTuple):
-    """The results of each hour's requests, by the hour of their arrival; metrics in the order of `METRICS`.
+    """The results of each hour's requests, by the hour of their arrival; metrics in the order of `OF_REQUESTS`.
 
     While a trace is replayed the arrays have a leading axis: all requests, then each class by itself.
     """
@@ -117,16 +116,14 @@ class Replayed:
         """True when at most 1 - p of the requests, or of those of each class, exceed each limit."""
         if not all(each.meets for each in self.classes):
             return False
-        return self.whole and all(
-            limit.percentile + 100 * self.exceeding_share(limit) <= 100 + 1e-9 for limit in self.sla.limits
-        )
+        return self.whole and all(limit.allows(self.exceeding_share(limit)) for limit in self.sla.limits)
 
     def exceeding_share(self, limit: Limit, hour: int | None = None) -> float:
         """Share of the requests (of one hour) beyond a limit of the SLA; for a limit on gaps, that of all gaps."""
         if limit.metric == "gap":
             return self.gaps.share_above(limit.limit_s) if self.gaps else math.nan
         beyond, counted = judged(self.tally, self.sla)
-        place, of = limits_on_requests(self.sla).index(limit), slice(None) if hour is None else slice(hour, hour + 1)
+        place, of = limits_on_requests(self.sla).index(limit), _rows(hour)
         return float(beyond[of, place].sum() / max(counted[of, place].sum(), 1))
 
     @property
@@ -134,12 +131,12 @@ class Replayed:
         """The hour in which the largest share of requests misses a limit, among those with at least a tenth of the
         usual requests."""
         requests = self.tally.gone
-        judged = np.flatnonzero(requests >= 0.1 * requests.mean())
-        return min(map(int, judged), key=lambda hour: (self.goodput(hour), -requests[hour]))
+        usual = np.flatnonzero(requests >= 0.1 * requests.mean())
+        return min(map(int, usual), key=lambda hour: (self.goodput(hour), -requests[hour]))
 
     def goodput(self, hour: int | None = None) -> float:
         """Share of the requests (of one hour) that are served within all limits on requests."""
-        of = slice(None) if hour is None else slice(hour, hour + 1)
+        of = _rows(hour)
         return float(self.tally.good[of].sum() / max(self.tally.gone[of].sum(), 1))
 
     def value_s(self, limit: Limit, hour: int | None = None) -> float:
@@ -150,12 +147,12 @@ class Replayed:
 
     def hit_rate(self, hour: int | None = None) -> float:
         """Share of the prompt tokens of the served (of one hour) that the prefix cache held; 0 without one."""
-        of = slice(None) if hour is None else slice(hour, hour + 1)
+        of = _rows(hour)
         return float(self.tally.found_tokens[of].sum() / max(self.tally.prompt_tokens[of].sum(), 1))
 
     def quantiles(self, metric: RequestMetric, hour: int | None = None) -> Quantiles:
         """Mean, and percentiles within 0.8 %, over the served (of one hour); NaN if there are none."""
-        place, of = METRICS.index(metric), slice(None) if hour is None else slice(hour, hour + 1)
+        place, of = OF_REQUESTS.index(metric), _rows(hour)
         counts = self.tally.bins[of, place].sum(axis=0, dtype=np.int64)
         seen = int(counts.sum())
         mean_s = float(self.tally.sums_s[of, place].sum()) / seen if seen else math.nan
@@ -166,7 +163,7 @@ class Replayed:
         lost, gone = int(self.tally.lost.sum()), int(self.tally.gone.sum())
         warnings = (Caution("lost_requests", {"share": lost / gone}),) if lost else ()
         gap = self.gaps.quantiles() if self.gaps else NOT_COUNTED
-        ttft, itl, e2e = (self._counted(metric) for metric in METRICS)
+        ttft, itl, e2e = (self._counted(metric) for metric in OF_REQUESTS)
         joint = self._joint(self.sla.goodput) if self.sla.goodput else None
         return Prediction(ttft, itl, e2e, False, utilization, "simulation", warnings, gap, joint, lost / gone)
 
@@ -187,11 +184,16 @@ class Replayed:
         found = self.quantiles(metric)
         for limit in limits_on_latencies(self.sla):
             if limit.metric == metric:
-                within = limit.percentile + 100 * self.exceeding_share(limit) <= 100 + 1e-9
+                within = limit.allows(self.exceeding_share(limit))
                 value_s = found.at(limit.percentile)
                 value_s = min(value_s, limit.limit_s) if within else max(value_s, math.nextafter(limit.limit_s, 9e9))
                 found = replace(found, **{f"p{limit.percentile}_s": value_s})
         return found
+
+
+def _rows(hour: int | None) -> slice:
+    """The rows of one hour, or of all."""
+    return slice(None) if hour is None else slice(hour, hour + 1)
 
 
 def limits_on_requests(sla: Sla) -> tuple[Limit, ...]:
@@ -362,10 +364,7 @@ def allowed(trace: Trace, sla: Sla, group: int) -> Floats:
     osl = trace.osl if group == 0 else trace.osl[trace.of_class == group - 1]
     with_gaps = int(np.count_nonzero(osl > 1))
     return np.array(
-        [
-            (with_gaps if limit.metric == "itl" else len(osl)) * (1 - limit.percentile / 100)
-            for limit in limits_on_requests(sla)
-        ]
+        [(with_gaps if limit.metric == "itl" else len(osl)) * limit.may_exceed for limit in limits_on_requests(sla)]
     )
 
 

@@ -279,10 +279,7 @@ class Simulated:
 
     def meets(self, sla: Sla) -> bool:
         """True when the load is stable and at most 1 - p of the requests exceed each limit; counts, does not sort."""
-        return not self.saturated and all(
-            limit.percentile + 100 * self.exceeding_share(limit) <= 100 + 1e-9  # exactly 1 - p may round to above it
-            for limit in sla.limits
-        )
+        return not self.saturated and all(limit.allows(self.exceeding_share(limit)) for limit in sla.limits)
 
     def goodput(self, sla: Sla) -> float:
         """Share of all requests offered that are served within every limit, whatever the percentile it is set for.

@@ -14,11 +14,11 @@ from sizing.engine import Batching, Replica, Speculation, StepLaw
 from sizing.errors import ScenarioError
 from sizing.simulator import Watch, simulate_trace
 from sizing.simulator.fleet import serve
-from sizing.simulator.recorded import METRICS, Replayed, replay
+from sizing.simulator.recorded import Replayed, replay
 from sizing.simulator.sampling import checked_requests
 from sizing.simulator.sessions import drawn_sessions, serve_sessions
 from sizing.trace import HOUR_S, Trace
-from sizing.workload import ROUTINGS, Lengths, Limit, Prefix, Routing, Sessions, Sla, Workload
+from sizing.workload import OF_REQUESTS, ROUTINGS, Lengths, Limit, Prefix, Routing, Sessions, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
 SLA = Sla(Limit("ttft", 95, 0.3), Limit("itl", 90, 0.012), Limit("e2e", 99, 4.0))
@@ -98,7 +98,7 @@ def test_a_replay_counts_what_the_simulator_sees(engine: Replica, replicas: int)
         assert found.exceeding_share(limit) == pytest.approx(run.exceeding_share(limit), abs=1e-12)
     assert found.goodput() == pytest.approx(run.goodput(SLA), abs=1e-12)
     assert int(found.tally.lost.sum()) == run.lost
-    for metric in METRICS:
+    for metric in OF_REQUESTS:
         seconds = run.of(metric)
         own = seconds[np.isfinite(seconds)]
         quantiles = found.quantiles(metric)

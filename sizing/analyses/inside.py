@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,9 +16,8 @@ from sizing.queueing.percentiles import TOLERANCE
 from sizing.simulator import Simulated, TimeSeries, Watch, simulate
 from sizing.simulator.fleet import serve
 from sizing.simulator.result import MOST_SAMPLES
-from sizing.simulator.runs import COUNTING, MOST_REPLICAS
+from sizing.simulator.runs import run_together
 from sizing.simulator.sampling import sample_requests, shared_prefixes
-from sizing.simulator.state import Requests
 from sizing.workload import METRICS, PERCENTILES, Limit, Limited, Metric, Routing, Seconds, Sla, Workload, metric_name
 
 MOST_ITERATIONS = 20_000_000
@@ -60,8 +59,8 @@ class InsideRun:
 
     @property
     def together(self) -> int:
-        """Replicas that are simulated: routers that count requests need several, behind others one stands for all."""
-        return min(self.replicas, MOST_REPLICAS) if self.routing in COUNTING else 1
+        """Replicas that are simulated, see there."""
+        return run_together(self.replicas, self.routing)
 
     @property
     def lasts_s(self) -> float:
@@ -102,7 +101,8 @@ def close_look(run: InsideRun, life_s: float) -> TimeSeries:
     are few: the same requests as in the run, and its end if it is shorter. `life_s`: mean E2E in seconds.
     """
     rng = np.random.default_rng(run.seed)
-    requests = _requests_of(run, rng)
+    fleet = {"replicas": run.replicas, "together": run.together}
+    requests = sample_requests(run.replica, run.workload, run.requests, rng, routing=run.routing, **fleet)
     begin_s, end_s = float(requests["arrival_s"][0]), float(requests["arrival_s"][-1])
     until_s = min(begin_s + (SETTLE + LOOK) * life_s, end_s)
     from_s = max(until_s - LOOK * life_s, begin_s)
@@ -112,14 +112,6 @@ def close_look(run: InsideRun, life_s: float) -> TimeSeries:
         [run.replica] * run.together, head, run.routing, rng, watch=watch, prefixes=shared_prefixes(run.workload)
     ).series[0]
     return between(series, from_s, until_s)
-
-
-def _requests_of(run: InsideRun, rng: np.random.Generator) -> Requests:
-    """The requests that `simulate` draws for the run."""
-    if run.together == 1:
-        return sample_requests(run.replica, run.workload, run.requests, rng, replicas=run.replicas, routing=run.routing)
-    offered = replace(run.workload, rate_per_s=run.workload.rate_per_s * run.together / run.replicas)
-    return sample_requests(run.replica, offered, run.requests, rng)
 
 
 def between(series: TimeSeries, from_s: float, until_s: float) -> TimeSeries:
@@ -190,7 +182,10 @@ class Lives:
     slowest: int
 
 
-def lives_around_slowest(run: Simulated, before: int = 24, after: int = 8) -> Lives | None:
+BEFORE, AFTER = 24, 8
+
+
+def lives_around_slowest(run: Simulated) -> Lives | None:
     """The request that waited longest for its first token, and those that arrived just before and after it.
 
     None when no request was served.
@@ -199,8 +194,8 @@ def lives_around_slowest(run: Simulated, before: int = 24, after: int = 8) -> Li
     slowest = int(np.argmax(served))
     if not math.isfinite(served[slowest]):
         return None
-    first = max(0, slowest - before)
-    part = slice(first, slowest + after + 1)
+    first = max(0, slowest - BEFORE)
+    part = slice(first, slowest + AFTER + 1)
     return Lives(
         run.arrival_s[part],
         run.queue_s[part],
@@ -252,9 +247,8 @@ def _paused(run: Simulated) -> str:
 
 
 def _missed(run: Simulated, limit: Limit) -> str:
-    share = run.exceeding_share(limit)
-    allowed = 1 - limit.percentile / 100
-    if share <= allowed + 1e-9:
+    share, allowed = run.exceeding_share(limit), limit.may_exceed
+    if limit.allows(share):
         return ""
     if limit.metric == "rejected":
         return f"{_share(share)} of the requests are rejected or time out; {_share(allowed)} are allowed"
@@ -267,11 +261,11 @@ def _missed(run: Simulated, limit: Limit) -> str:
 
 def _kept(run: Simulated, sla: Sla) -> str:
     """The limit with the least room, as shares of requests or of gaps."""
-    limit = max(sla.limits, key=lambda limit: run.exceeding_share(limit) / (1 - limit.percentile / 100))
+    limit = max(sla.limits, key=lambda limit: run.exceeding_share(limit) / limit.may_exceed)
     share = run.exceeding_share(limit)
     nobody = "No gap between tokens" if limit.metric == "gap" else "No request"
     beyond = f"{nobody} exceeds" if share == 0 else f"{_share(share)} of the {_many(limit.metric)} exceed"
-    allowed = f"{_share(1 - limit.percentile / 100)} are allowed"
+    allowed = f"{_share(limit.may_exceed)} are allowed"
     if limit.metric not in METRICS:
         held = share if limit.metric == "rejected" else 1 - share
         return f"The SLA is kept: {limit.name}: {_share(held)}"
@@ -318,7 +312,7 @@ def _share(share: float) -> str:
 
 def exceedances(run: Simulated, sla: Sla) -> list[tuple[Limit, float, float]]:
     """For each limit the share of requests (or gaps) beyond it and the share that may be."""
-    return [(limit, run.exceeding_share(limit), 1 - limit.percentile / 100) for limit in sla.limits]
+    return [(limit, run.exceeding_share(limit), limit.may_exceed) for limit in sla.limits]
 
 
 # --- A simulated run beside the formula: every figure that both give, and the difference

@@ -67,19 +67,14 @@ def simulate(
     check_question(replicas, routing, requests, warmup)
     rng = np.random.default_rng(seed)
     replica = replica.with_queue(workload.queue_limit)
-    together = simulated_replicas(replicas, routing) if routing in COUNTING else 1
-    if together > 1:
-        offered = replace(workload, rate_per_s=workload.rate_per_s * together / replicas)
-        run = sample_requests(replica, offered, requests, rng)
-    else:
-        run = sample_requests(replica, workload, requests, rng, replicas=replicas, routing=routing)
+    together = run_together(replicas, routing)
+    run = sample_requests(replica, workload, requests, rng, replicas=replicas, together=together, routing=routing)
     shared = shared_prefixes(workload)
     seen = serve([replica] * together, run, routing, rng, watch=watch, warmup=warmup, prefixes=shared)
     utilization = (
         workload.rate_per_s / replicas / simulated_stable_rate_per_s(replica, workload.lengths, workload.prefix)
     )
-    result = open_loop(run, utilization, warmup=warmup)
-    result = replace(result, watched=seen)
+    result = replace(open_loop(run, utilization, warmup=warmup), watched=seen)
     return whole_fleet(result, replicas / together, herding(routing, together, workload.lengths.alike))
 
 
@@ -163,6 +158,11 @@ def simulate_trace(
         stable_per_s = replicas * backlog_rate_per_s(replica, run["isl"], run["osl"], run["cached_tokens"])
         utilization = (len(run) - 1) / span_s / stable_per_s if span_s else np.inf
     return replace(open_loop(run, utilization, drain=False), watched=seen)
+
+
+def run_together(replicas: int, routing: Routing) -> int:
+    """Replicas that `simulate` runs: a router that counts needs several, behind others one stands for all."""
+    return min(replicas, MOST_REPLICAS) if routing in COUNTING else 1
 
 
 def simulated_replicas(replicas: int, routing: Routing) -> int:
@@ -303,11 +303,7 @@ def _merged(
                 f"stream {number} is {own} of {requests} requests, too few to measure: simulate more requests"
             )
         rng = np.random.default_rng([seed, number])
-        if together == 1:
-            part = sample_requests(replica, stream.workload, own, rng, replicas=replicas)
-        else:
-            slower = replace(stream.workload, rate_per_s=stream.workload.rate_per_s * together / replicas)
-            part = sample_requests(replica, slower, own, rng)
+        part = sample_requests(replica, stream.workload, own, rng, replicas=replicas, together=together)
         part["priority"] = stream.priority
         parts.append(part)
     end_s = min(part["arrival_s"][-1] for part in parts)

@@ -38,15 +38,18 @@ def sample_requests(
     rng: np.random.Generator,
     *,
     replicas: int = 1,
+    together: int = 1,
     routing: Routing = "random",
 ) -> Requests:
-    """`n` requests of a workload that is split over `replicas` replicas, as one of them sees them.
+    """`n` requests of a workload that is split over `replicas` replicas, as `together` of them see them.
 
-    `routing` is *random* or *round_robin*; `replicas` = 1 is the whole stream. Raises ScenarioError for a request that
-    never fits in the KV cache.
+    One sees a part of the stream, by a `routing` that is *random* or *round_robin*; several see a whole stream of their
+    share of the rate. Raises ScenarioError for a request that never fits in the KV cache.
     """
     isl, osl = drawn_lengths(workload.lengths, n, rng)
-    if routing == "random":
+    if together > 1:
+        gaps_s = workload.arrivals.gaps(n, workload.rate_per_s * together / replicas, rng)
+    elif routing == "random":
         gaps_s = thinned_gaps(workload.arrivals, n, workload.rate_per_s, replicas, rng)
     else:
         gaps_s = workload.arrivals.gaps(n, workload.rate_per_s, rng, merged=replicas)

@@ -386,6 +386,19 @@ class Replica:
         """Tokens that a running sequence has in an iteration: one, and what a draft proposes."""
         return 1 if self.speculation is None else self.speculation.draft_tokens + 1
 
+    @property
+    def draft_s(self) -> tuple[float, float, float]:
+        """Seconds that the draft's passes add to a decode step: once, for each sequence, for each context token. Their
+        arithmetic is taken as linear in the sequences."""
+        if self.speculation is None:
+            return 0.0, 0.0, 0.0
+        passes, law = self.speculation.draft_tokens, self.speculation.draft
+        return (
+            passes * (law.overhead_s + law.weights_s),
+            passes * (law.sequence_s + law.token_s),
+            passes * law.kv_token_s,
+        )
+
     def with_queue(self, most: int) -> Replica:
         """The replica with at most this many queued requests (0: no limit), or fewer if it has a lower limit itself."""
         limits = [limit for limit in (most, self.batching.max_waiting) if limit]

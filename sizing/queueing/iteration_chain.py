@@ -29,7 +29,7 @@ from sizing.queueing.stream import Groups
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
     """What running sequences add to an iteration beside their tokens: seconds a step (the draft's passes), seconds a
-    sequence and seconds a context token. The draft's arithmetic is linear in the sequences."""
+    sequence and seconds a context token."""
 
     step_s: float
     sequence_s: float
@@ -37,16 +37,9 @@ class DecodeCost:
 
     @classmethod
     def of(cls, replica: Replica) -> DecodeCost:
-        """Without speculation one token, and what the law says."""
-        law, speculation = replica.law, replica.speculation
-        if speculation is None:
-            return cls(0.0, law.sequence_s, law.kv_token_s)
-        passes, draft = speculation.draft_tokens, speculation.draft
-        return cls(
-            passes * (draft.overhead_s + draft.weights_s),
-            law.sequence_s + passes * (draft.sequence_s + draft.token_s),
-            law.kv_token_s + passes * draft.kv_token_s,
-        )
+        """What the law says, and a draft adds."""
+        step_s, sequence_s, token_s = replica.draft_s
+        return cls(step_s, replica.law.sequence_s + sequence_s, replica.law.kv_token_s + token_s)
 
 
 def iteration_s(replica: Replica, demand: Demand, batch: Floats, tokens: Floats, attention: Floats) -> Floats:

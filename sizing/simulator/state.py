@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from sizing.compiled import compiled
-from sizing.engine import BEND_KNOTS, KV_POLICIES, POLICIES, Batching, Replica, Speculation
+from sizing.engine import BEND_KNOTS, KV_POLICIES, POLICIES, Batching, Replica
 from sizing.errors import ScenarioError
 from sizing.workload import Seconds, Tokens
 
@@ -95,7 +95,8 @@ PRIORITIES = 16
 OUTSIDE, WAITING, PAUSED, ADMITTED = range(4)
 SERVED, REJECTED, TIMED_OUT, CANCELLED = range(4)
 GAP_BINS = 3456  # of the histogram of token gaps
-SERIES_COLUMNS = 6  # named in scheduler.py
+SERIES_COLUMNS = 6
+"""Of a row of the time series: the fields of `TimeSeries`."""
 TOKENS_KEPT, TOKENS_KEPT_OF_MANY = 4096, 512
 """Tokens of an iteration below which the time of its matrix products is cached, by one replica and by each of many:
 most iterations resemble others, and the cache must not push the requests out of the processor's cache."""
@@ -262,7 +263,7 @@ def engine_of(replica: Replica, shared_tokens: int = 0, *, by_priority: bool = F
         *((0.0, 1, 0) if rule.policy == "static" else _sight(rule)),
         *(rule.batch_wait_steps, rule.batch_wait_ratio * rule.token_budget),
         replica.lane_tokens,
-        *_speculation_values(replica.speculation),
+        *replica.draft_s,
         *(rough.padding, rough.knee, rough.jitter),
         *((1, *map(tuple, law.bend.tables)) if law.bend.sequences else (0, NO_BEND, NO_BEND)),
     )
@@ -280,18 +281,6 @@ def _sight(rule: Batching) -> tuple[float, int, int]:
 def engines_of(replicas: Sequence[Replica], *, by_priority: bool = False) -> NDArray[Any]:
     """The numbers of each of several replicas, one record after the other."""
     return np.fromiter((engine_of(replica, by_priority=by_priority) for replica in replicas), _ENGINE, len(replicas))
-
-
-def _speculation_values(speculation: Speculation | None) -> tuple[float, ...]:
-    """The three times of the draft; its arithmetic is assumed linear in the sequences."""
-    if speculation is None:
-        return 0.0, 0.0, 0.0
-    passes, law = speculation.draft_tokens, speculation.draft
-    return (
-        passes * (law.overhead_s + law.weights_s),
-        passes * (law.sequence_s + law.token_s),
-        passes * law.kv_token_s,
-    )
 
 
 _FRESH = np.zeros(1, _REQUEST)
@@ -327,9 +316,9 @@ class Workspace(NamedTuple):
     heap: NDArray[np.int64]  # running sequences by finishing step
     joining: Tokens  # prompts that the iteration in progress completes
     lines: NDArray[np.int64]  # first and last of the waiting line of each priority
-    gaps: NDArray[np.int64]  # histograms of token gaps (gaps.py), one after the other for each stream of requests;
+    gaps: NDArray[np.int64]  # histograms of token gaps, one after the other for each stream of requests;
     # zero-length: not counted
-    series: NDArray[np.float64]  # rows of the time series (series.py); zero-length: not sampled
+    series: NDArray[np.float64]  # rows of the time series; zero-length: not sampled
     matrices_s: Seconds  # by tokens, the time of their matrix products where it has been worked out before, else 0
     bends: NDArray[np.float64]  # the same of factors of a law that bends, (2, slots + 1) by sequences: on decode steps,
     # and on iterations with prompts; zero-length: it does not
@@ -380,7 +369,7 @@ def work_space(
 def idle_states(replicas: int, seed: int = 0, sample_every_s: float = math.inf) -> States:
     """Replicas with nothing to do, at time 0. `seed` sets their jitter: each draws from a stream of its own.
 
-    `sample_every_s` (inf: never): seconds between rows of the time series, see series.py.
+    `sample_every_s` (inf: never): seconds between rows of the time series.
     """
     if not sample_every_s > 0:
         raise ScenarioError(f"sample_every_s must be above 0 s, got {sample_every_s:g}")

@@ -42,7 +42,6 @@ def simulate_closed(
     isl: Tokens,
     osl: Tokens,
     ramp_s: float = 0.0,
-    seed: int = 0,
     *,
     token_gaps: bool = False,
 ) -> Simulated:
@@ -51,12 +50,11 @@ def simulate_closed(
     The users start together, or one after the other over `ramp_s` seconds. The measured requests are those from the
     third round on (2 x concurrency) to the last but one: give a multiple of the concurrency, 4 rounds or more. Users
     who start together with equal lengths stay in lockstep: their prompts queue behind each other round after round.
-    `seed` matters only to a replica that speculates. `token_gaps`: count every gap between tokens from the third round
-    on, see `Watched`.
+    `token_gaps`: count every gap between tokens from the third round on, see `Watched`.
 
     Raises ScenarioError for a request longer than the KV cache, or numbers out of range.
     """
-    result = measure_closed(replica, concurrency, isl, osl, ramp_s, seed, token_gaps=token_gaps)
+    result = measure_closed(replica, concurrency, isl, osl, ramp_s, token_gaps=token_gaps)
     return replace(result, utilization=result.requests_per_s / backlog_rate_per_s(replica, isl, osl))
 
 
@@ -71,8 +69,8 @@ def measure_closed(
     cached: Tokens | None = None,
     token_gaps: bool = False,
 ) -> Simulated:
-    """The same with a utilization of NaN: the saturated throughput is not simulated for it. `cached`: as in
-    `closed_loop`."""
+    """The same with a utilization of NaN: the saturated throughput is not simulated for it. `seed` matters only to a
+    replica that speculates; `cached`: as in `closed_loop`."""
     if concurrency < 1 or ramp_s < 0:
         raise ScenarioError(f"concurrency must be 1 or more and ramp_s 0 or more, got {concurrency} and {ramp_s:g}")
     if len(isl) <= 3 * concurrency:

@@ -12,17 +12,8 @@ between, requests only grow.
 from __future__ import annotations
 
 from sizing.compiled import compiled_apart
-from sizing.simulator.state import (
-    BLOCKS,
-    NEWER,
-    NOBODY,
-    OLDER,
-    Engine,
-    Requests,
-    State,
-    Workspace,
-)
-from sizing.simulator.waiting import room_tokens
+from sizing.simulator.state import BLOCKS, NEWER, NOBODY, OLDER, Engine, Requests, State, Workspace
+from sizing.simulator.waiting import prompt_tokens_of, room_tokens
 
 
 @compiled_apart
@@ -55,8 +46,7 @@ def keep(engine: Engine, state: State, work: Workspace, requests: Requests, requ
         return
     computed = memory_tokens
     if request == state.prefilling:
-        computed -= requests[request].isl - requests[request].cached_tokens + requests[request].generated
-        computed += state.prefilled_tokens
+        computed += state.prefilled_tokens - prompt_tokens_of(requests, request)
     # Recorded turns may overlap: a later one that has left holds more of the session than one that was before it.
     blocks = max(int(computed + 1e-6) // engine.kv_block_tokens, work.cached[session, BLOCKS])
     forget(state, work, session)

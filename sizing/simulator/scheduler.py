@@ -270,9 +270,6 @@ def above(counts: Counts, limit_s: float) -> NDArray[np.float64]:
     return np.asarray(counts[..., place + 1 :].sum(axis=-1) + part * counts[..., place], float)
 
 
-SENT_OVER_S = 1.0
-"""Over how long the tokens that a front end sends are averaged."""
-
 # --- Decoding sequences: how one starts, and what it frees when it leaves; compiled by numba
 
 
@@ -311,9 +308,13 @@ def sending_s(engine: Engine, state: State) -> float:
     return float(engine.send_s * (state.running + 1) / (1 - min(engine.send_s * state.sent_per_s, MOST_BUSY)))
 
 
+SENT_OVER_S = 1.0
+"""Over how long the tokens that a front end sends are averaged."""
+
+
 @compiled
 def note_sent(state: State, tokens: int) -> None:
-    """So many tokens came since the last were noted, until `clock_s`; what came long ago is forgotten."""
+    """Average in the tokens that came since the last call, until `clock_s`."""
     seconds = state.clock_s - state.sent_s
     if seconds > 0:
         kept = math.exp(-seconds / SENT_OVER_S)
@@ -415,8 +416,8 @@ def make_room(engine: Engine, state: State, work: Workspace, requests: Requests)
 
 @compiled
 def victim(engine: Engine, state: State, work: Workspace, requests: Requests) -> int:
-    """The place in the heap of the running sequence to pause: the one admitted last, or with priorities, of the last
-    priority the one that arrived last, as in vLLM's two scheduling policies."""
+    """The place in the heap of the running sequence to pause: the one admitted last; with priorities, the latest
+    arrival of the lowest priority, as in vLLM's two scheduling policies."""
     last = 0
     for place in range(1, state.running):
         one, other = requests[request_at(work.heap, place)], requests[request_at(work.heap, last)]
@@ -582,7 +583,7 @@ def iteration_s(
 ) -> float:
     """StepLaw.decode_s and StepLaw.mixed_s; decode lanes may be padded, and carry the tokens of a draft along.
 
-    `work` keeps what has been worked out; `sequences`: slots taken, by which an iteration with prompts bends.
+    `work` caches parts of it; `sequences`: slots taken, by which an iteration with prompts bends.
     """
     padded = lanes
     if engine.padding > 1:
@@ -607,7 +608,7 @@ ON_STEPS, ON_PROMPTS = range(2)
 
 @compiled
 def known_bend(knots: Seconds, known: Seconds, sequences: int) -> float:
-    """`bent`, kept in `known`, by sequences as far as it goes; 0 where it has not been asked for."""
+    """`bent`, cached in `known` by the number of sequences; 0: not computed yet."""
     if sequences >= len(known):
         return bent(knots, sequences)
     if known[sequences] == 0:
@@ -626,7 +627,7 @@ def bent(knots: Seconds, sequences: int) -> float:
 
 @compiled
 def known_matrices_s(engine: Engine, known_s: Seconds, tokens: int) -> float:
-    """`matrices_s`, kept in `known_s`, by tokens as far as it goes; 0 where it has not been asked for."""
+    """`matrices_s`, cached in `known_s` by the number of tokens; 0: not computed yet."""
     if tokens >= len(known_s):
         return matrices_s(engine, tokens)
     if known_s[tokens] == 0:
@@ -700,16 +701,14 @@ def uniform(state: State) -> float:
 
 # --- What a replica holds, sampled over time; compiled by numba
 
-COLUMNS = ("time_s", "running", "waiting", "prefilling", "kv_tokens", "paused")
-"""Columns of a row: the last three are prompts cut in chunks (0 or 1), KV tokens in use, pauses since the start."""
-
 
 @compiled_apart
 def sample(state: State, work: Workspace) -> None:
-    """Write a row for the first iteration that is formed at or after each multiple of `sample_every_s`.
+    """Write a row, the fields of `TimeSeries`, for the first iteration formed at or after each multiple of
+    `sample_every_s`.
 
-    When all rows are used, every second one is dropped and sampling is halved: however long a run is,
-    the rows cover it.
+    When all rows are used, every second one is dropped and sampling is halved: however long a run is, the rows cover
+    it.
     """
     rows = len(work.series)
     if rows == 0:
@@ -730,13 +729,7 @@ def sample(state: State, work: Workspace) -> None:
     state.samples += 1
 
 
-#
-# An iteration is formed when the previous one ends: requests past their deadline leave, `make_room` pauses sequences
-# if the KV cache is full, `admit` takes prompts from the queue as the policy, the slots, the token budget
-# and the KV cache allow; the law gives the duration; every running sequence then has one more token.
-# While nothing is admitted, only decode steps follow, each longer than the previous one by the same amount (the
-# contexts grow by a token each), so `decode_stretch` computes them all at once, in closed form. docs/simulator.md has
-# the rules.
+# --- One iteration; compiled by numba
 
 
 @compiled

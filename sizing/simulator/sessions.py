@@ -195,9 +195,9 @@ def serve_sessions(
 ) -> States:
     """Serve sessions, as drawn, by a fleet; fills the times of the turns and returns the replicas.
 
-    An engine without a prefix cache shares nothing. *affinity* concerns one replica only. `share`: of a fleet's
-    replicas, those simulated, each of which stands for several: with this chance, a turn that is sent where an earlier
-    one of its session was comes to the same replica of the fleet; else it finds nothing there.
+    An engine without a prefix cache shares nothing. *affinity* concerns one replica only. `share`: simulated replicas
+    over those of the fleet. Each stands for several: a turn that returns to one meets, with this chance, the replica of
+    the fleet that served its session; otherwise it finds nothing there.
     """
     checkpoint(f"simulation of {len(run):,} turns on {replicas} replicas with {routing} routing")
     rule = replica.batching
@@ -235,11 +235,11 @@ def _measured(run: Requests, warmup: float, times: float, pauses: int) -> Simula
     run = run[: sent.sum()]
     warm, first, last = np.searchsorted(run["arrival_s"], (warmup * until_s, from_s, np.nextafter(until_s, np.inf)))
     stuck = _grows(run, slice(int(warm), int(last)))
-    tally = tallied(run, slice(int(first), int(last)))
+    part = slice(int(first), int(last))
+    tally = tallied(run, part)
     sent_s = tally.seconds[SENT]
     per_s = tally.answers / (sent_s[-1] - sent_s[0]) if len(sent_s) > 1 else 0.0
     turns = whole_fleet(simulated(tally, float(per_s), math.nan, stuck), times, ())
-    part = slice(int(first), int(last))
     return SimulatedSessions(
         replace(turns, watched=Watched(pauses)),
         number[part],

@@ -108,9 +108,9 @@ def prompt_tokens_of(requests: Requests, request: int) -> int:
 
 @compiled
 def chunk_of(engine: Engine, tokens: int, room: int, taken: int) -> int:
-    """Of a prompt of `tokens`, those that an iteration computes which has `taken` of its `room` for other prompts; -1
-    if it must wait. A whole prompt runs where it fits; one longer than any budget, as the first. Without tokens to
-    compute it needs no room."""
+    """How many of a prompt's `tokens` an iteration computes that has given `taken` of its `room` to other prompts; -1
+    if the prompt must wait. A whole prompt runs where it fits, or first if it is longer than any budget. Without tokens
+    to compute it needs no room."""
     if tokens == 0 or tokens <= room - taken:
         return tokens
     if engine.policy == WHOLE_PROMPT:
@@ -192,7 +192,7 @@ def let_prefix_go(engine: Engine, state: State, work: Workspace, requests: Reque
 
 @compiled
 def unfilled_tokens(engine: Engine, sequences: int) -> float:
-    """KV tokens that so many sequences hold in blocks and have not filled: on average half of the last one of each."""
+    """Empty KV tokens in the blocks of so many sequences: on average half of each one's last block."""
     return 0.5 * (engine.kv_block_tokens - 1) * sequences
 
 
@@ -370,8 +370,8 @@ def next_seen(engine: Engine, state: State, work: Workspace, requests: Requests,
 
 @compiled_apart
 def was_fixed(engine: Engine, state: State, work: Workspace, requests: Requests) -> bool:
-    """Of an engine whose last requests have all left: true if look-ahead fixed the iteration that is being formed
-    before they had, with a request that fitted beside them."""
+    """True if look-ahead fixed the iteration being formed before the engine's last requests left, with a request that
+    fitted beside them."""
     request = next_seen(engine, state, work, requests, NOBODY)
     return bool(
         request != NOBODY and state.late < engine.max_batch_size and fits(engine, state, work, requests, request)
@@ -396,10 +396,10 @@ def steps_unseen(engine: Engine, state: State, work: Workspace, requests: Reques
 
 @compiled_apart
 def awaits_others(engine: Engine, state: State, work: Workspace, requests: Requests, room: int) -> bool:
-    """True if the prompts that could run in the iteration that is being formed, within `room` tokens, wait for others.
+    """True if the prompts that could run in the iteration being formed, within `room` tokens, wait for others.
 
-    They are admitted as `admit` would admit them, and let go again. None waits with a prompt in progress, or with one
-    that was computed elsewhere."""
+    To know, admit them as `admit` would, and undo it. No prompt waits beside one in progress or one that was computed
+    elsewhere."""
     if state.waited >= engine.batch_wait_steps or state.prefilling != NOBODY or room <= 0:
         return False
     admitted, reserved, used = state.admitted, state.reserved_tokens, state.used_tokens

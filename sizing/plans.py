@@ -323,7 +323,7 @@ def cost_at(per_hour: float, requests_per_s: float, output_tokens_per_s: float) 
 
 def energy_of(question: Question, fleet: Fleet) -> Energy | None:
     """The most power the fleet draws; None for a GPU whose power is not in the catalogue."""
-    gpu = catalog.gpus().get(fleet.candidate.gpu)
+    gpu = catalog.known_gpu(fleet.candidate.gpu)
     if gpu is None or gpu.power_w is None:
         return None
     power_kw = gpu.power_w * fleet.gpus / 1000
@@ -354,5 +354,5 @@ def servers(replicas: int, gpus_per_replica: int, gpus_per_server: int) -> int:
 
 def usual_server(gpu: str) -> int | None:
     """GPUs per server in which this GPU is usually sold; None for a GPU that is not in the catalogue."""
-    known = catalog.gpus().get(gpu)
+    known = catalog.known_gpu(gpu)
     return known.gpus_per_server if known else None

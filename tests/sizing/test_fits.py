@@ -74,4 +74,5 @@ def test_servers_of_nothing_are_refused_and_an_own_gpu_has_no_usual_server() -> 
     with pytest.raises(ScenarioError):
         servers(1, 1, 0)
     assert usual_server("h200_sxm") == catalog.gpu("h200_sxm").gpus_per_server
+    assert usual_server("H200_SXM") == usual_server("h200_sxm")
     assert usual_server("my own") is None

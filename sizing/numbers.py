@@ -38,14 +38,16 @@ def milliseconds(seconds: float) -> str:
 
 
 def percent(share: float, decimals: int = 0, *, sign: bool = False) -> str:
-    """A share in percent; a dash where it is not known.
+    """A share in percent, never negative zero; a dash where it is not known.
 
     >>> percent(0.2), percent(0.0814, 1), percent(0.25, sign=True), percent(math.nan, sign=True)
     ('20 %', '8.1 %', '+25 %', '—')
+    >>> percent(-0.0004, 1, sign=True)
+    '+0.0 %'
     """
     if math.isnan(share):
         return "—"
-    return f"{100 * share:{'+' if sign else ''}.{decimals}f} %"
+    return f"{100 * share:{'+' if sign else ''}z.{decimals}f} %"
 
 
 def met(share: float, decimals: int = 0) -> str:

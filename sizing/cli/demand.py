@@ -177,8 +177,7 @@ def compared_table(rows: list[Compared]) -> Table:
     """Each figure of the trace beside the model's."""
     table = Table("figure", "trace", "model", "off", "met", title="The model beside the trace", title_justify="left")
     for row in rows:
-        off = round(row.off, 2) + 0.0  # never -0
-        shown = f"{off:+.2f}" if row.absolute else percent(off, sign=True)
+        shown = f"{row.off:+z.2f}" if row.absolute else percent(row.off, sign=True)
         table.add_row(row.figure, significant(row.trace), significant(row.model), shown, "yes" if row.met else "no")
     return table
 

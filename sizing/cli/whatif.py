@@ -88,7 +88,7 @@ def table_of(found: Comparison) -> Table:
         values = [value(side) if isinstance(side, Fleet) else None for side in sides]
         before, after = values
         change = percent(after / before - 1, sign=True) if before and after is not None else ""
-        change = "same" if change in ("+0 %", "-0 %") else change
+        change = "same" if change == "+0 %" else change
         table.add_row(name, *("-" if each is None else show(each) for each in values), change)
 
     said("replica", lambda fleet: fleet.candidate.label)

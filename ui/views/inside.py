@@ -368,7 +368,7 @@ def _cells(figure: Compared) -> dict[str, str]:
         "Simulation": milliseconds(figure.simulated_s),
         "90 % interval": "" if low_s is None or high_s is None else f"{milliseconds(low_s)} to {milliseconds(high_s)}",
         "Formula": milliseconds(figure.formula_s),
-        "Difference": f"{100 * figure.apart:+.1f} %",
+        "Difference": percent(figure.apart, 1, sign=True),
         "Verdict": f"over {percent(TOLERANCE)}" if figure.far else "agrees",
     }
 

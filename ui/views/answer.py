@@ -333,6 +333,9 @@ def _in_words(fleet: Fleet) -> str:
     return f"{count_of(fleet.gpus, 'GPU')} as {fleet.candidate.label}"
 
 
+WHAT_INSTEAD = "More GPUs do not help. What the limits would have to be:"
+
+
 def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scenario: Scenario) -> None:
     """Why there is no answer, what would have to change, and everything that was left out."""
     tell_unreadable(answers.measured_points().problems)
@@ -358,7 +361,7 @@ def show_no_fleet(found: answers.Reply[TracePlan] | answers.Reply[SessionPlan], 
     tell(scenario, Outcome(None, found.title, found.reason, found.rejected))
     if found.ways_out:
         ways = (f"- {plain(way)}." for way in found.ways_out)
-        st.markdown("\n".join(["More GPUs do not help; these changes do:", "", *ways]))
+        st.markdown("\n".join([WHAT_INSTEAD, "", *ways]))
     widen(scenario)
     if found.rejected:
         left_out(found.rejected, expanded=True)
@@ -369,7 +372,7 @@ def _nearest_miss(rejected: Sequence[Rejection]) -> None:
     if nearest is None:
         return
     why = plain(f"{nearest.label}: {nearest.why}.")
-    st.markdown(f"**Nearest miss:** {why} More GPUs do not help. What the limits would have to be:")
+    st.markdown(f"**Nearest miss:** {why} {WHAT_INSTEAD}")
 
 
 def _relaxations(scenario: Scenario) -> None:

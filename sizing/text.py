@@ -259,7 +259,7 @@ def on_all_requests(question: Question) -> Iterator[str]:
     asked for."""
     sla, workload = question.sla, question.workload
     if sla.goodput and sla.gap:
-        yield "Goodput judges requests by TTFT, ITL and E2E: the limit on the gap is judged separately"
+        yield "The limit on the gap takes no part in goodput: it is judged separately"
     if workload.admits_all:
         return
     turned = []
@@ -275,8 +275,8 @@ def on_all_requests(question: Question) -> Iterator[str]:
 
 GOODPUT_PRICE = "Price of goodput"
 GOODPUT_JUDGED = (
-    "Goodput: the share of all requests that meet the limits on TTFT, ITL and E2E at once, whatever percentiles these "
-    "were given. Every row has the answer's configuration; each fleet is sized by simulation."
+    "Goodput: the share of all requests that meet every limit set on TTFT, ITL or E2E at once, whatever percentiles "
+    "these were given. Every row has the answer's configuration; each fleet is sized by simulation."
 )
 
 

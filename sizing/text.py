@@ -1050,12 +1050,12 @@ CAUTIONS: dict[CautionKind, str] = {
     ),
     "refuted_kv_tokens": (
         "the points say that the KV cache holds {told:,} tokens, but their requests held {held:,.0f} at once, by "
-        "Little's law: that size is not used; were they measured on several replicas (--points-replicas), or is it one "
-        "rank's?"
+        "Little's law: that size is not used; were they measured on several replicas (replicas of the points), or is "
+        "it one rank's?"
     ),
     "refuted_slots": (
         "the points say that at most {told:,} sequences run at once, but {decoding:,.0f} did, by Little's law: that "
-        "limit is not used; were they measured on several replicas (--points-replicas), or is it one rank's?"
+        "limit is not used; were they measured on several replicas (replicas of the points), or is it one rank's?"
     ),
     "unknown_kv_tokens": (
         "the size of the KV cache is not known, so no request waits for memory; requests as long as these, "
@@ -1081,8 +1081,8 @@ CAUTIONS: dict[CautionKind, str] = {
         "{max_batch_size:,} at once; give max_batch_size of the points if you know it"
     ),
     "fitted_budget": (
-        "at most {token_budget:,} tokens went through an iteration: fitted with that token budget; if you know "
-        "another, fit --token-budget says what it makes of the points"
+        "at most {token_budget:,} tokens went through an iteration: fitted with that token budget; give "
+        "token_budget of the points if you know another"
     ),
     "fitted_lookahead": (
         "by its defaults {engine} fixes iterations ahead; the points are explained better without, so the fit takes it "
@@ -1093,11 +1093,12 @@ CAUTIONS: dict[CautionKind, str] = {
     ),
     "fitted_experts": (
         "few sequences run faster than a dense model explains: fitted as a mixture of experts that uses {used:%} of "
-        "its experts for a token; name a model of the catalogue or give its --config, and its shape says so"
+        "its experts for a token; name a model of the catalogue or give its config.json, and its shape says so"
     ),
     "fitted_dense": (
         "the catalogue lacks {model}, so it was taken for a dense model; a mixture of experts carries more than that "
-        "at more users than were measured: name a model of the catalogue or give its --config, and its shape says so"
+        "at more users than were measured: name a model of the catalogue or give its config.json, and its shape says "
+        "so"
     ),
     "lockstep": (
         "the points look like users who started together and stayed in lockstep, with equal lengths: engine overheads "
@@ -1144,8 +1145,8 @@ LIKELY = {
         "a fault at {load} (ISL {isl:,g}, OSL {osl:,g}), which stands apart from the other levels: measure it again"
     ),
     "start": (
-        "the start of the run, when prompts queue, was counted in TTFT: say how the users began (--protocol), let "
-        "them start one after the other, or measure an open loop"
+        "the start of the run, when prompts queue, was counted in TTFT: say how the users began (protocol of the "
+        "points), let them start one after the other, or measure an open loop"
     ),
     "unlike": (
         "an engine that works otherwise than the law: give its batching and max_batch_size, or measure more levels"
@@ -1211,7 +1212,7 @@ def caution(found: Caution) -> str:
         facts["by_formula"] = " by formula" if facts["floor_s"] > facts["limit_s"] else ""
         facts["cause"] = SLOW_BY[facts["metric"]]
     elif found.kind == "diluted":
-        advice = "; if single stalls matter, limit the gap between tokens (--gap p99:100ms)"
+        advice = "; if single stalls matter, limit the gap between tokens, for instance to 100 ms at p99"
         facts |= {"diluted": DILUTED[facts["metric"]], "advice": "" if facts["gap_limited"] else advice}
     return _Units().vformat(CAUTIONS[found.kind], (), facts)
 

@@ -327,7 +327,7 @@ def test_a_longer_answer_that_needs_fewer_gpus_is_remarked_on() -> None:
     (warned,) = [each for each in fleet.warnings if each.kind == "diluted"]
     said = caution(warned)
     assert said.startswith("ITL is the mean over an answer's tokens, so longer answers dilute a stall: with 12 output")
-    assert f"fewer than {fleet.gpus};" in said and "(--gap p99:100ms)" in said
+    assert f"fewer than {fleet.gpus};" in said and "limit the gap between tokens" in said
     assert warned.facts["longer_gpus"] == pytest.approx(fewer, rel=0.25)
 
 

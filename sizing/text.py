@@ -634,7 +634,7 @@ def includes(question: Question, fleet: Fleet) -> Iterator[str]:
     if question.headroom:
         yield f"headroom: replicas are planned at {percent(1 - question.headroom)} of the load at which the SLA fails"
     if fleet.spare:
-        yield f"{fleet.spare} spare {'replica' if fleet.spare == 1 else 'replicas'} on top of those that carry the load"
+        yield f"{count_of(fleet.spare, 'spare replica')} on top of those that carry the load"
 
 
 NO_CACHE_LIMIT = "and a KV cache that is never full, as its size is not known"
@@ -667,8 +667,8 @@ def assumptions(question: Question, fleet: Fleet, replayed: bool = False) -> Ite
     )
     if batching.lookahead_steps:
         yield (
-            f"The engine fixes what an iteration holds {batching.lookahead_steps:g} "
-            f"{'iteration' if batching.lookahead_steps == 1 else 'iterations'} before it starts "
+            "The engine fixes what an iteration holds "
+            f"{with_unit(f'{batching.lookahead_steps:g}', 'iterations')} before it starts "
             "(asynchronous scheduling): a request that arrives at a busy replica waits for as many more."
         )
     if batching.receive_interval_steps > 1:
@@ -1109,8 +1109,8 @@ CAUTIONS: dict[CautionKind, str] = {
         "measure a few users too"
     ),
     "one_level": (
-        "estimated, scaled by {points} measured {noun} at {load}: how times change with the load is not measured; "
-        "measure one more level, far from it"
+        "estimated, scaled by {points} at {load}: how times change with the load is not measured; measure one more "
+        "level, far from it"
     ),
     "few_points": "only {points} points: the law leans on its priors; measure 1, 8, 64 and the batch limit",
     "one_isl": (
@@ -1206,7 +1206,7 @@ def caution(found: Caution) -> str:
         misses = [f"{percent(facts[name])} in {MISSED[name]}" for name in shown]
         facts["misses"] = " and ".join(", ".join(misses).rsplit(", ", 1))
     elif found.kind == "one_level":
-        facts["noun"] = "point" if facts["points"] == 1 else "points"
+        facts["points"] = count_of(facts["points"], "measured point")
     elif found.kind == "near_floor":
         # Above the limit only where the simulation, which counts, found it kept.
         facts["by_formula"] = " by formula" if facts["floor_s"] > facts["limit_s"] else ""

@@ -18,7 +18,7 @@ from sizing.engine import FREE, Replica
 from sizing.errors import ScenarioError
 from sizing.explain import distance_from_sla, engine_rejection, first_look
 from sizing.memory_use import caching
-from sizing.numbers import Floats, gpus, milliseconds, per_second, percent
+from sizing.numbers import Floats, count_of, gpus, milliseconds, per_second, percent
 from sizing.planner import cheapest, cost, fastest_engines, least_working, size
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction, Quantiles
@@ -137,7 +137,7 @@ class SessionLoad:
         """For instance: for 400 users."""
         if self.users is None:
             return f"to start {per_second(self.sessions.rate_per_s, noun='session')}"
-        return f"for {self.users:,} user{'s' if self.users > 1 else ''} at once"
+        return f"for {count_of(self.users, 'user')} at once"
 
     def times(self, pace: float) -> SessionLoad:
         """As many times the sessions."""

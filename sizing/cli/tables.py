@@ -297,7 +297,7 @@ def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]
     """A fleet for several workloads, and what each of them sees."""
     out = console()
     say = partial(out.print, soft_wrap=True)
-    workloads = f"{len(fleet.served)} workload{'s' if len(fleet.served) > 1 else ''}"
+    workloads = count_of(len(fleet.served), "workload")
     say(f"[bold]You need {fleet.gpus:,} × {escape(fleet.candidate.gpu)} for {workloads}[/bold]")
     apart = f"; fleets of their own would need {fleet.apart:,} working" if len(fleet.served) > 1 else ""
     say(
@@ -422,7 +422,7 @@ def print_closed_loop(loop: ClosedLoop, title: str) -> None:
         low, high = milliseconds(found.low).removesuffix(" ms"), milliseconds(found.high)
         return f"{milliseconds(found.value)}\n[dim]{low} to {high}[/dim]"
 
-    users = f"{loop.users:,} user{'s' if loop.users > 1 else ''}"
+    users = count_of(loop.users, "user")
     on = f" on {loop.replicas} replicas" if loop.replicas > 1 else ""
     statistics, rate = ("mean", "p50", "p90", "p95", "p99"), loop.requests_per_s
     table = Table("", *statistics, title=f"{escape(title)}, closed loop of {users}{on}", caption="below: 90 % bands")

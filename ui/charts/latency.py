@@ -10,7 +10,7 @@ import numpy as np
 
 from sizing.analyses.curves import LoadCurve, knee_per_s
 from sizing.analyses.inside import Lives
-from sizing.numbers import milliseconds, per_second, significant
+from sizing.numbers import count_of, milliseconds, per_second, significant
 from sizing.plans import Fleet
 from sizing.points import Point
 from sizing.workload import Limit, Metric, Seconds, metric_name
@@ -126,8 +126,7 @@ def with_measured(chart: Chart, points: Sequence[Point], limit: Limit, ink: Ink)
         customdata=[point.load_kind.replace("_", " ") for point, _ in known],
         hovertemplate=hover,
     )
-    several = "points" if len(known) > 1 else "point"
-    return Chart(chart.plot, f"{chart.alt} Marked: {len(known)} {several} measured at offered rates.")
+    return Chart(chart.plot, f"{chart.alt} Marked: {count_of(len(known), 'point')} measured at offered rates.")
 
 
 BESIDE = 0.87

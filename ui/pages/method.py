@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import pandas as pd
 import streamlit as st
 
+from sizing.numbers import count_of
 from ui import answers
 from ui.scenario import Scenario
 from ui.views import method
@@ -45,7 +46,7 @@ def _found(texts: Iterable[Chapter], query: str) -> None:
     if not count:
         st.markdown(f"Nothing here mentions “{plain(query)}”. Try a single word, such as headroom, band or KV cache.")
         return
-    st.caption(plain(f"{count} paragraph{'s' if count > 1 else ''} with “{query}”"))
+    st.caption(plain(f"{count_of(count, 'paragraph')} with “{query}”"))
     for section in found:
         st.subheader(plain(section.title), anchor=False)
         _paragraphs(section.paragraphs)

@@ -142,8 +142,8 @@ def left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
     if not rejected:
         st.caption("No configuration was left out.")
         return
-    several = "configurations" if len(rejected) > 1 else "configuration"
-    with st.expander(f"{len(rejected)} {several} left out: {counted([r.kind for r in rejected])}", expanded=expanded):
+    many = count_of(len(rejected), "configuration")
+    with st.expander(f"{many} left out: {counted([r.kind for r in rejected])}", expanded=expanded):
         table = pa.Table.from_pylist(
             [
                 {
@@ -213,7 +213,7 @@ def working(plan: Plan, scenario: Scenario) -> str:
     if per_server is None:
         return answer.working(plan)
     count = servers(fleet.replicas, fleet.candidate.gpus, per_server)
-    return f"{answer.working(plan)} in {count:,} server{'s' if count > 1 else ''} of {per_server}"
+    return f"{answer.working(plan)} in {count_of(count, 'server')} of {per_server}"
 
 
 def tell_change_since_link(gpus: int | None, scenario: Scenario) -> None:
@@ -284,7 +284,7 @@ def alternatives(plan: Plan, scenario: Scenario) -> None:
                 help="The count at both ends of the uncertainty of the times."
             ),
         },
-        alt=f"Configurations that meet the SLA, fewest GPUs first: {'; '.join(map(_in_words, plan.fleets[:3]))}.",
+        alt=f"Configurations that meet the SLA, fewest GPUs first: {'; '.join(map(in_words, plan.fleets[:3]))}.",
     )
     for row in picked.selection.rows[:1]:
         if row < len(plan.fleets):  # a row picked before the table changed
@@ -329,7 +329,8 @@ def _chart_data(plan: Plan, curve: LoadCurve) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def _in_words(fleet: Fleet) -> str:
+def in_words(fleet: Fleet) -> str:
+    """The count and the configuration."""
     return f"{count_of(fleet.gpus, 'GPU')} as {fleet.candidate.label}"
 
 

@@ -22,7 +22,7 @@ from ui.charts.fleet import GIB
 from ui.link import PREFIX
 from ui.look import basis_line
 from ui.values import use_candidate
-from ui.views.answer import warnings
+from ui.views.answer import in_words, warnings
 from ui.visit import visit
 from ui.words import binding_name, gpus_band, limit_name, plain, sentence_case
 
@@ -109,7 +109,7 @@ def draw_table(
     with_cost: bool,
 ) -> None:
     """One row a configuration; rows picked go side by side below."""
-    names, first = list(fleets), [_in_words(fleet) for fleet in list(fleets.values())[:3]]
+    names, first = list(fleets), [in_words(fleet) for fleet in list(fleets.values())[:3]]
     # of a curve that leaves its axis Streamlit draws another, stretched from the bottom of the axis to its top
     uses = {name: [min(use, MOST_USE) for use in curves[name]] for name in names}
     rows = [row(plan, fleet, with_cost) | {CURVE: uses[name]} for name, fleet in fleets.items()]
@@ -150,10 +150,6 @@ def row(plan: Plan, fleet: Fleet, with_cost: bool) -> dict[str, Any]:
     }
     cost = cost_of(plan.question, fleet) if with_cost else None
     return shown | ({} if cost is None else {PER_HOUR: cost.per_hour, PER_MILLION: cost.per_million_output_tokens})
-
-
-def _in_words(fleet: Fleet) -> str:
-    return f"{gpus(fleet.gpus)} as {fleet.candidate.label}"
 
 
 def _columns() -> dict[str, Any]:

@@ -19,6 +19,7 @@ from sizing.analyses.next_level import Option
 from sizing.errors import SizingError
 from sizing.estimate import prior_law
 from sizing.fitting.levels import is_stable
+from sizing.numbers import count_of
 from sizing.plans import Plan
 from sizing.points import Deployment, Point, Series
 from sizing.workload import Lengths
@@ -26,7 +27,7 @@ from ui import answers
 from ui.link import PREFIX
 from ui.scenario import Scenario
 from ui.views import new_run
-from ui.views.runs import review, several, show_run
+from ui.views.runs import review, show_run
 from ui.visit import let_go, visit
 from ui.words import BASIS_HELP, BASIS_LOOK, plain
 
@@ -39,7 +40,7 @@ ENOUGH = 2
 def coverage_view(scenario: Scenario, waiting: int) -> None:
     """`waiting` points of the store are not accepted yet."""
     if waiting:
-        st.info(f"Awaiting acceptance, and not counted here: {several(waiting)}. See Runs.")
+        st.info(f"Awaiting acceptance, and not counted here: {count_of(waiting, 'point')}. See Runs.")
     if points := answers.measured_points().points:
         _measured(points)
     else:
@@ -160,8 +161,7 @@ def _next(scenario: Scenario, plan: Plan | None) -> None:
         st.markdown(plain(advice.text))
         return
     option = advice.option
-    users = f"{option.users} user{'s' if option.users > 1 else ''}"
-    level = f"{users}, {option.lengths.isl:,g} in, {option.lengths.osl:,g} out"
+    level = f"{count_of(option.users, 'user')}, {option.lengths.isl:,g} in, {option.lengths.osl:,g} out"
     st.markdown(f"**Measure {plain(level)}.** {plain(advice.text)}")
     st.button("Plan this run", icon=":material/add:", on_click=_plan, args=(option, deployment))
 
@@ -281,9 +281,9 @@ def _read(upload: Upload) -> tuple[Point, ...] | str:
 def _looked_at(store: Store, upload: Upload, points: tuple[Point, ...]) -> None:
     """The points in the file, and the button that takes them in."""
     void = sum(point.void for point in points)
-    st.markdown(f"**{plain(upload.shown_name)}: {several(len(points))}**, {void:,} void. {_about(points)}")
+    st.markdown(f"**{plain(upload.shown_name)}: {count_of(len(points), 'point')}**, {void:,} void. {_about(points)}")
     st.button(
-        f"Accept {several(len(points))}",
+        f"Accept {count_of(len(points), 'point')}",
         type="primary",
         icon=":material/check:",
         on_click=_take_in,
@@ -316,7 +316,7 @@ def _said_of(stored: Sequence[tuple[int, bool]]) -> str:
     (first, _), more = stored[0], len(stored) - 1
     if not any(new for _, new in stored):
         return f"Run {first} already had these points; they are accepted."
-    again = f" Levels measured again are in {more} more {'run' if more == 1 else 'runs'}." if more else ""
+    again = f" Levels measured again are in {count_of(more, 'more run')}." if more else ""
     return f"Run {first} holds the points.{again}"
 
 

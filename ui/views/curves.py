@@ -20,7 +20,7 @@ from sizing.analyses.curves import (
     resampled,
 )
 from sizing.memory_use import KV_USED, PARTS, WEIGHTS, MemoryUse, memory_use
-from sizing.numbers import gpus, per_second, significant, with_unit
+from sizing.numbers import count_of, gpus, per_second, significant, with_unit
 from sizing.plans import Fleet, Plan
 from sizing.points import Point
 from sizing.question import RATE, Range
@@ -77,8 +77,7 @@ KNEE_HELP = (
 
 
 def _provenance(fleet: Fleet, points: Sequence[Point]) -> None:
-    several = "points" if len(points) > 1 else "point"
-    count = f"{len(points) or 'no'} {several} measured at offered rates"
+    count = f"{count_of(len(points), 'point') if points else 'no point'} measured at offered rates"
     basis_line(fleet.basis, f"{fleet.candidate.source} · line by formula · {count} at these lengths")
 
 

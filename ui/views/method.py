@@ -13,6 +13,7 @@ from sizing.errors import CatalogueError
 from sizing.estimate import day_zero
 from sizing.estimate.kernels import LIBRARY
 from sizing.files import resource
+from sizing.numbers import count_of
 from sizing.points import Deployment, Point
 from sizing.report.build import cells
 
@@ -155,5 +156,4 @@ def _measured(points: Sequence[Point]) -> str:
         when = f"from {days[0]} to {days[-1]}"
     void = sum(point.void for point in points)
     sources = " · ".join(sorted({point.source for point in points if point.source})) or "unknown"
-    count = f"{len(points):,} point{'s' if len(points) > 1 else ''}"
-    return f"{count}{f' ({void:,} void)' if void else ''}, measured {when}; source: {sources}"
+    return f"{count_of(len(points), 'point')}{f' ({void:,} void)' if void else ''}, measured {when}; source: {sources}"

@@ -13,7 +13,7 @@ from calibration.plan import LENGTHS, MOST_USERS, Answering, PlanFile, level_s, 
 from calibration.plan import USUAL as USUAL_SERVED
 from calibration.store import LIVE, Store
 from sizing.errors import SizingError
-from sizing.numbers import per_second, significant
+from sizing.numbers import count_of, per_second, significant
 from sizing.points import Deployment
 from sizing.workload import LIMITED, Lengths
 from ui import answers, link
@@ -388,7 +388,7 @@ def _levels(file: PlanFile, expected: Duration) -> str:
         return f"Of {levels} levels, those that the question needs{then}."
     checks = ", then one with random arrivals at 70 % of the most requests/s found" if plan.check_loads else ""
     warm_up = "Each level's warm-up and drain take about four request durations more." if expected.at_most else ""
-    return f"{levels} {'level' if levels == 1 else 'levels'}{checks}. {warm_up}"
+    return f"{count_of(levels, 'level')}{checks}. {warm_up}"
 
 
 def _start_button(store: Store, file: PlanFile, minutes: str) -> None:

@@ -15,7 +15,7 @@ from calibration.plan import parse_plan
 from calibration.store import LIVE, LOST_AFTER_S, Run, Store
 from calibration.store.work import RunProgress, accept, discard, work
 from sizing.fitting import Fit, PointError
-from sizing.numbers import percent, significant
+from sizing.numbers import count_of, percent, significant
 from sizing.points import Point, doubts
 from sizing.question import Question
 from sizing.text import band, caution, sentence, working
@@ -87,7 +87,7 @@ def _verdict(fitted: Fit) -> str:
     else:
         fits = "the law fits"
     return (
-        f"Fitted to {several(len(fitted.errors))}: {rates_within(fitted)}{unseen}. "
+        f"Fitted to {count_of(len(fitted.errors), 'point')}: {rates_within(fitted)}{unseen}. "
         f"χ² per point {significant(chi2)} (1 is perfect, above 2 poor): {fits}."
     )
 
@@ -101,13 +101,17 @@ def rates_within(fitted: Fit) -> str:
     aside = f" ({len(odd)} distrusted)" if odd else ""
     if not off:
         return f"requests/s not compared, being those offered, of the whole run or of the only level{aside}"
-    where = "every point" if len(off) == len(fitted.errors) else f"{several(len(off))} where it can be compared{aside}"
+    where = (
+        "every point"
+        if len(off) == len(fitted.errors)
+        else f"{count_of(len(off), 'point')} where it can be compared{aside}"
+    )
     return f"requests/s within {percent(max(off), 1)} at {where}"
 
 
 def _table(trial: FittedPoints) -> None:
     errors = {} if trial.fitted is None else {error.point: error for error in trial.fitted.errors}
-    with st.expander(f"Data of {several(len(trial.points))}", expanded=trial.fitted is None):
+    with st.expander(f"Data of {count_of(len(trial.points), 'point')}", expanded=trial.fitted is None):
         table = pd.DataFrame([_point_row(point, errors.get(point)) for point in trial.points])
         told = [column for column in table if table[column].any()]
         st.dataframe(table[told], hide_index=True, alt="The points with their verdicts and the law's errors")
@@ -132,15 +136,6 @@ def _point_row(point: Point, error: PointError | None) -> dict[str, str]:
         name: significant(value) if value is not None and isfinite(value) else "" for name, value in numbers.items()
     }
     return {"Level": _level(point), "Verdict": _verdict_of(point), **told, "Doubts": "; ".join(doubts(point))}
-
-
-def several(points: int) -> str:
-    """A count in words.
-
-    >>> several(1), several(1200)
-    ('1 point', '1,200 points')
-    """
-    return f"{points:,} point{'' if points == 1 else 's'}"
 
 
 def _level(point: Point) -> str:
@@ -284,10 +279,10 @@ def _ended(store: Store, run: Run) -> None:
         return
     _answer(run, points)
     if run.pending:
-        st.markdown(f"**Awaiting acceptance: {several(run.pending)}.** Until then no answer uses them.")
+        st.markdown(f"**Awaiting acceptance: {count_of(run.pending, 'point')}.** Until then no answer uses them.")
         _decide(store, run)
     elif run.discarded:
-        st.markdown(f"Discarded: {several(run.discarded)}. No answer uses them.")
+        st.markdown(f"Discarded: {count_of(run.discarded, 'point')}. No answer uses them.")
         _decide(store, run)
     else:
         st.markdown(f"All points are accepted ({run.points}): answers use those that are not void.")
@@ -353,7 +348,7 @@ def _decide(store: Store, run: Run) -> None:
     waiting = run.pending + run.discarded
     with st.container(horizontal=True):
         st.button(
-            f"Accept {several(waiting)}",
+            f"Accept {count_of(waiting, 'point')}",
             type="primary" if run.void < run.points else "secondary",
             icon=":material/check:",
             on_click=_accept,

@@ -628,8 +628,8 @@ CLOSE, SHORT, STEPS = 0.02, 0.004, 4
 def tail_sigma(limit: Limit) -> float:
     """Relative error of a percentile of TTFT above the median beside that of the law's times; 0 of other figures.
 
-    It hangs on which prompts meet in an iteration, and a law of eight times has no more than a mean of that. Beyond it
-    a fitted law is no surer of such a percentile, however many levels it was fitted to.
+    The tail depends on which prompts meet in an iteration, of which a law of eight times knows the mean. More measured
+    levels make the law surer, but not this.
     """
     return OF_SHAPE["ttft"] if limit.metric == "ttft" and limit.percentile > MEDIAN else 0.0
 

@@ -220,10 +220,9 @@ def _bands(
 
     by_chance = logs(candidate.replica)
     luck = by_chance.std(axis=0, ddof=1) if len(by_chance) > 1 else 0.0
-    of_law = np.hypot(
-        list(map(tail_sigma, wanted)), law_sigmas(candidate, lambda each: logs(each, FEWEST).mean(axis=0))
-    )
-    sigmas = np.hypot(luck, of_law)
+    of_law = law_sigmas(candidate, lambda replica: logs(replica, FEWEST).mean(axis=0))
+    of_tail = [tail_sigma(each) for each in wanted]
+    sigmas = np.hypot(luck, np.hypot(of_law, of_tail))
     values = zip(wanted, np.exp(by_chance.mean(axis=0)).tolist(), sigmas.tolist(), strict=True)
     return tuple(_banded(each, value_s, *spread(sigma)) for each, value_s, sigma in values)
 
@@ -288,8 +287,8 @@ def measurements(
     window as under load, which goes on for as long.
 
     Of those that were `sent`, what is not known of them is left to chance; and, always, where in a decode step each of
-    them reaches the scheduler: nobody knows to the millisecond how long client and API server held it, and which
-    prompts share an iteration hangs on that. There are at most `most` of them, and with each seed the same requests
+    them reaches the scheduler: nobody knows to the millisecond how long client and API server held it, and that
+    decides which prompts share an iteration. There are at most `most` of them, and with each seed the same requests
     whatever the replica.
     """
     wanted = max(1, min(requests, REQUESTS // FEWEST))

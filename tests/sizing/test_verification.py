@@ -100,15 +100,20 @@ def test_of_the_very_requests_that_were_sent_a_measurement_shows_what_the_law_sa
         requests, point = very(load, seed), shown(SERVER, load, seed)
         told = compared(EXACT, QUESTION, point, sent=requests)
         alike = compared(EXACT, QUESTION, point, sent=dataclasses.replace(requests, isl=None, osl=None))
+        slow, fast = (
+            shown(dataclasses.replace(SERVER, law=LAW.scaled(math.exp(drift))), load, seed) for drift in (0.02, -0.02)
+        )
         for one, other in zip(told.figures, alike.figures, strict=True):
             assert one.measured_s is not None
             off.append(abs(math.log(one.predicted_s / one.measured_s)))
             inside.append(one.verdict == "in")
             widths = [math.log(each.high_s / each.low_s) for each in (one, other)]
-            least = 0.04 if one.of.metric == "ttft" else 0.02
-            if (one.of.metric, one.of.percentile) == ("ttft", 95):
-                least = math.hypot(least, 0.06)
-            assert widths[0] > 2 * 1.645 * least * 0.98
+            name = f"{one.of.metric}_p{one.of.percentile}_s"
+            moved = math.log(getattr(slow, name) / getattr(fast, name)) / 2
+            beside = math.sqrt(0.04**2 - 0.02**2) if one.of.metric == "ttft" else 0.0
+            tail = 0.06 if (one.of.metric, one.of.percentile) == ("ttft", 95) else 0.0
+            half = widths[0] / 2 / 1.645
+            assert math.hypot(0.02, beside, tail) * 0.98 < half < math.hypot(moved, beside, tail, 0.05), "by chance 5 %"
             wider.append(widths[1] / widths[0])
         slower = shown(dataclasses.replace(SERVER, law=LAW.scaled(1.1)), load, seed)
         assert not compared(EXACT, QUESTION, slower, sent=requests).verified

@@ -139,7 +139,7 @@ def test_the_present_answer_is_told_with_its_basis_and_the_next_level(
     calibrate: Callable[..., AppTest], store: Store
 ) -> None:
     keep(store, POINTS)
-    app = calibrate("coverage", model="acme/tiny", gpu="any", isl="1000", osl="200", ttft="p95:1s", itl="p95:60ms")
+    app = calibrate("coverage", model="acme/tiny", gpu="any", isl="1000", osl="200", ttft="p95:1s", itl="p95:30ms")
     assert ":green-badge" in words(app) or ":blue-badge" in words(app)
     assert "You need" in words(app) and "6 measured points" in words(app)
     assert "Measure " not in words(app)

@@ -799,7 +799,9 @@ def with_unread(best: Trial, observed: Observed, known: Known) -> Trial:
     least = min(trial.claim for trial in outlines)
     *_, likely = (trial for trial in outlines if trial.claim <= least + ALIKE)
     experts = explained(observed, known.with_experts(likely.parameters.base.law.unread_decay)).best
-    return experts if experts.claim < min(best.claim, kernel.claim + GAIN) else kernel
+    # One share of several: as likely as a dense model before the data, each share is so many times less likely.
+    claim = experts.claim + math.log(len(UNROUTED))
+    return experts if claim < min(best.claim, kernel.claim + GAIN) else kernel
 
 
 def may_have_experts(best: Trial) -> bool:

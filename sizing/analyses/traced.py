@@ -25,7 +25,7 @@ from sizing.prediction import Prediction
 from sizing.question import PEAK_FACTOR, Question, check_priced
 from sizing.queueing import stable_rate_per_s
 from sizing.simulator.recorded import Replayed, judged, limits_on_requests, replay
-from sizing.simulator.scheduler import Counts
+from sizing.simulator.token_gaps import Counts
 from sizing.token_law import TokenLaw
 from sizing.trace import DAY_S, HOUR_S, Trace, TraceError, busiest_hour, hours
 from sizing.workload import LIMITED, METRICS, OF_REQUESTS, Lengths, Limit, Prefix, Sla

@@ -16,7 +16,7 @@ from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.simulator.result import Simulated, Watched, gap_percentiles_s, simulated, tallied
 from sizing.simulator.sampling import cached_tokens, checked_requests, draw_steps, prefixes_found
-from sizing.simulator.scheduler import Counts, no_gaps, step, work_of
+from sizing.simulator.scheduler import step, work_of
 from sizing.simulator.state import (
     NO_PREFIXES,
     NOBODY,
@@ -29,6 +29,7 @@ from sizing.simulator.state import (
     idle_states,
     work_space,
 )
+from sizing.simulator.token_gaps import Counts, no_gaps
 from sizing.simulator.waiting import enqueue, expire, idle
 from sizing.workload import NO_PREFIX, Lengths, Prefix, Routing, Tokens
 

@@ -23,17 +23,7 @@ from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.numbers import significant
 from sizing.simulator.result import Watch, Watched, watched
-from sizing.simulator.scheduler import (
-    Counts,
-    TokenGaps,
-    fail,
-    growth_s,
-    iteration_s,
-    step,
-    steps_ahead,
-    stretch_s,
-    work_of,
-)
+from sizing.simulator.scheduler import fail, growth_s, iteration_s, step, steps_ahead, stretch_s, work_of
 from sizing.simulator.state import (
     GAP_BINS,
     NO_PREFIXES,
@@ -49,6 +39,7 @@ from sizing.simulator.state import (
     idle_states,
     work_space,
 )
+from sizing.simulator.token_gaps import Counts, TokenGaps
 from sizing.simulator.waiting import enqueue, expire_all, idle
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens
 

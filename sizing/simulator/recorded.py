@@ -22,7 +22,6 @@ from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, TENTHS, Caution, Joint, Prediction, Quantiles
 from sizing.simulator.fleet import ROUTER, RoutedFleet, give, on_replicas, run_to
 from sizing.simulator.sampling import checked_requests, prepare, shared_prefixes
-from sizing.simulator.scheduler import Counts, TokenGaps, bin_of, gap_quantiles
 from sizing.simulator.state import (
     GAP_BINS,
     MAX_REQUESTS,
@@ -42,6 +41,7 @@ from sizing.simulator.state import (
     step_at,
     work_space,
 )
+from sizing.simulator.token_gaps import Counts, TokenGaps, bin_of, gap_quantiles
 from sizing.simulator.waiting import insert_deadline
 from sizing.trace import Hour, Trace, hours
 from sizing.workload import (

@@ -18,7 +18,6 @@ from sizing.numbers import Floats
 from sizing.simulator.closed import measured_rounds, run_users
 from sizing.simulator.fleet import run_stream
 from sizing.simulator.sampling import checked_requests, prefixes_found
-from sizing.simulator.scheduler import gap_quantiles, percentile_s
 from sizing.simulator.state import (
     PREFIX_TOKENS,
     Engine,
@@ -29,6 +28,7 @@ from sizing.simulator.state import (
     idle_states,
     work_space,
 )
+from sizing.simulator.token_gaps import gap_quantiles, percentile_s
 from sizing.workload import Seconds, Tokens
 
 GAPS = ("gap_p50_s", "gap_p95_s")

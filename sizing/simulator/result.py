@@ -13,8 +13,8 @@ from sizing.compiled import compiled
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, Caution, Joint, Prediction, Quantiles, saturated, used_up
-from sizing.simulator.scheduler import Counts, TokenGaps, gap_quantiles
 from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests, States, Workspace
+from sizing.simulator.token_gaps import Counts, TokenGaps, gap_quantiles
 from sizing.stats import quantile_interval
 from sizing.workload import GAP_PERCENTILES, OF_REQUESTS, Limit, Metric, RequestMetric, Seconds, Sla, Within
 

@@ -28,8 +28,8 @@ from sizing.question import Question, Setting
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.simulator import Simulated, Watch, simulate, simulate_fleet
 from sizing.simulator.runs import Stream, simulate_streams
-from sizing.simulator.scheduler import EDGES_S, TokenGaps
 from sizing.simulator.state import GAP_BINS
+from sizing.simulator.token_gaps import EDGES_S, TokenGaps
 from sizing.text import caution, sizing_by_means
 from sizing.workload import Arrivals, Lengths, Limit, Metric, Prefix, Sla, Workload
 from tests.sizing import fleets_at_hand

@@ -19,7 +19,7 @@ from sizing.errors import ScenarioError
 from sizing.simulator.closed import run_users
 from sizing.simulator.fleet import advance, row_of
 from sizing.simulator.sampling import prefixes_found
-from sizing.simulator.scheduler import EDGES_S, count_gaps, fail, gap_quantiles, iteration_s, no_gaps, work_of
+from sizing.simulator.scheduler import fail, iteration_s, work_of
 from sizing.simulator.state import (
     CANCELLED,
     GAP_BINS,
@@ -33,6 +33,7 @@ from sizing.simulator.state import (
     requests_of,
     work_space,
 )
+from sizing.simulator.token_gaps import EDGES_S, count_gaps, gap_quantiles, no_gaps
 from sizing.simulator.waiting import enqueue
 from tests.sizing.replica_runs import CLOCK, COUNT, NOTHING, asked, serve, times
 

@@ -33,7 +33,7 @@ from sizing.question import Question, Range
 from sizing.queueing import predict
 from sizing.queueing.percentiles import TOLERANCE
 from sizing.simulator import Simulated, TimeSeries
-from sizing.simulator.scheduler import gap_quantiles
+from sizing.simulator.token_gaps import gap_quantiles
 from sizing.text import cautions
 from sizing.workload import METRICS, Arrivals, Metric, Seconds, metric_name
 from ui.charts.base import Chart

@@ -124,7 +124,7 @@ def found_run(store: Store, name: str) -> Run:
 
 def comparable(point: Point) -> bool:
     """Whether a level can be measured again and compared: a closed loop that is not void."""
-    return point.load_kind == "concurrency" and not point.void
+    return point.closed and not point.void
 
 
 def levels_of(store: Store, run: Run) -> list[Measurement]:

@@ -344,7 +344,7 @@ def duration(plan: SweepPlan, points: Sequence[Point], gpus: int = 1) -> Duratio
     if plan.adaptive is not None:
         return Duration(plan.adaptive.budget_s(gpus) + 60 * plan.adaptive.verify_minutes, True)
     levels = plan.levels()
-    alike = [p for p in points if p.lengths == levels[0].lengths and p.load_kind == "concurrency" and p.e2e_mean_s]
+    alike = [p for p in points if p.lengths == levels[0].lengths and p.closed and p.e2e_mean_s]
     if not alike:
         each_s = [plan.until_of(level).budget_s or BUDGET_S for level in levels]
     else:

@@ -253,7 +253,7 @@ class ThenRandomArrivals:
             level = next(level for level in levels if level.entry == entry)
             alike = [point for point in points if point.lengths == level.lengths]
             best_per_s = max((point.requests_per_s for point in alike if not point.void), default=0.0)
-            if best_per_s and all(point.load_kind == "concurrency" for point in alike):
+            if best_per_s and all(point.closed for point in alike):
                 rate = float(f"{plan.check_load * best_per_s:.2g}")
                 requests = plan.requests_per_level or 100
                 return replace(level, index=len(levels) + entry, kind=plan.rate_kind, value=rate, requests=requests)

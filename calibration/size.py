@@ -492,7 +492,7 @@ class Measured:
     @property
     def seconds(self) -> float:
         """Seconds of load in all calls."""
-        verifying = (point.duration_s or 0.0 for point in self.points if point.load_kind != "concurrency")
+        verifying = (point.duration_s or 0.0 for point in self.points if not point.closed)
         return chooser(self.file, self.site).summary(self.points).spent_s + sum(verifying)
 
     @property

@@ -74,7 +74,7 @@ def grouped(points: Sequence[Point]) -> Groups:
     """Usable closed-loop points by model, GPU and lengths, from which this method chooses."""
     groups: dict[str, list[Point]] = {}
     for point in points:
-        if point.load_kind == "concurrency" and not point.void:
+        if point.closed and not point.void:
             name = f"{point.model} on {point.gpu}, {point.isl:g} in, {point.osl:g} out"
             groups.setdefault(name, []).append(point)
     return groups

@@ -139,6 +139,11 @@ class Point:
         return self.verdict not in NOT_VOID
 
     @property
+    def closed(self) -> bool:
+        """True for a closed loop of `load_value` concurrent users."""
+        return self.load_kind == "concurrency"
+
+    @property
     def deployment(self) -> Deployment:
         """Everything that determines how one instance behaves."""
         return Deployment(*(getattr(self, name) for name in Deployment._fields))
@@ -208,7 +213,7 @@ class Point:
     @property
     def little(self) -> float | None:
         """requests/s x mean E2E over the concurrency held: 1 by Little's law, None if it is unknown."""
-        in_flight = self.load_value if self.load_kind == "concurrency" else self.mean_in_flight
+        in_flight = self.load_value if self.closed else self.mean_in_flight
         if self.e2e_mean_s is None or not in_flight:
             return None
         return self.requests_per_s * self.e2e_mean_s / in_flight
@@ -444,7 +449,7 @@ def curves(points: Sequence[Point]) -> list[Curve]:
     concurrency."""
     groups: dict[Series, list[Point]] = {}
     for point in points:
-        if point.load_kind == "concurrency" and not point.void:
+        if point.closed and not point.void:
             groups.setdefault(point.series, []).append(point)
     return [
         Curve(deployment, lengths, tuple(sorted(group, key=lambda point: point.load_value)), prefix)

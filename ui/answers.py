@@ -313,7 +313,7 @@ def advice(scenario: Scenario, deployment: Deployment | None) -> Advice:
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def _advice(scenario: Scenario, digest: str, _points: tuple[Point, ...]) -> Advice:
-    measured = dict.fromkeys(point.lengths for point in _points if point.load_kind == "concurrency")
+    measured = dict.fromkeys(point.lengths for point in _points if point.closed)
     asked = replace(scenario.lengths, isl_law=None, osl_law=None)  # points know means and variations
     offered = dict.fromkeys([asked, *measured])
     options = [Option(lengths, users, REQUESTS, limit_s=LEVEL_S) for lengths in offered for users in USERS]
@@ -475,7 +475,7 @@ def _lengths(
 
 def coverage(candidate: Candidate, points: Sequence[Point]) -> CoveredRange | None:
     """Lengths and concurrency that closed-loop points of this configuration cover; None where there are none."""
-    own = [point for point in points if point.load_kind == "concurrency" and is_of(point, candidate)]
+    own = [point for point in points if point.closed and is_of(point, candidate)]
     if not own:
         return None
     isl, osl = [point.isl for point in own], [point.osl for point in own]

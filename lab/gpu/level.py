@@ -149,7 +149,7 @@ def highest_rates(session: Session) -> dict[tuple[str, Pair], float]:
     """The highest requests/s of each server and pair in closed loops, client-limited ones included."""
     found: dict[tuple[str, Pair], float] = {}
     for key, point in session.done().items():
-        if point.load_kind == "concurrency" and point.verdict in USABLE and not key.endswith("again"):
+        if point.closed and point.verdict in USABLE and not key.endswith("again"):
             label = " ".join(key.split(" ")[:3])
             place = (label, (round(point.isl), round(point.osl)))
             found[place] = max(found.get(place, 0.0), point.requests_per_s)

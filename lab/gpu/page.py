@@ -141,7 +141,7 @@ def quality(
     """The law fitted to the closed loops, compared with what the card allows, with the decode steps seen in the times
     of tokens, and with the random arrivals that it has not seen, next to the estimate made before any measurement."""
     title = f"## Fit: {deployment.model} in {deployment.precision}, {deployment.gpu}, {deployment.engine}"
-    closed = [point for point in points if point.load_kind == "concurrency" and not point.void]
+    closed = [point for point in points if point.closed and not point.void]
     try:
         fitted = fit(closed)
     except FitError as error:
@@ -344,7 +344,7 @@ def markdown(head: str, rows: Iterable[Sequence[str]]) -> str:
 
 
 def _load(point: Point) -> str:
-    if point.load_kind != "concurrency":
+    if not point.closed:
         return f"{point.load_value:.4g} /s Poisson"
     return with_unit(f"{point.load_value:.0f}", "users")
 

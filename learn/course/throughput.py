@@ -62,7 +62,7 @@ class Throughput:
 
 def throughput(point: Point) -> Throughput:
     """The throughput of a measured point; ScenarioError for an open-loop point, which has no concurrency."""
-    if point.load_kind != "concurrency":
+    if not point.closed:
         raise ScenarioError(
             f"{point.model}: a point at {point.load_kind} {point.load_value:g} has no concurrency; by this method "
             "throughput is measured in a closed loop"
@@ -121,7 +121,7 @@ def best(points: Sequence[Point], goals: Sequence[Goal]) -> Throughput:
 
     Raises NoFeasiblePlan, naming the nearest miss, when none meets them; ScenarioError when there is no such point.
     """
-    closed = [throughput(point) for point in points if point.load_kind == "concurrency" and not point.void]
+    closed = [throughput(point) for point in points if point.closed and not point.void]
     if not closed:
         raise ScenarioError("no point of a closed loop that is fit for use: measure some, or widen what may be used")
     keeping = [each for each in closed if all(goal.keeps(each.point) for goal in goals)]

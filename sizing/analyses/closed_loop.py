@@ -14,7 +14,7 @@ from scipy.special import ndtri
 from sizing.edge import OF_SHAPE
 from sizing.engine import Replica
 from sizing.fitting import Fit
-from sizing.fitting.levels import between, concurrency, levels_at, point_runs, requests_of
+from sizing.fitting.levels import between, concurrency, levels_at, point_runs, request_count
 from sizing.numbers import Floats
 from sizing.plans import Basis
 from sizing.points import Point
@@ -129,7 +129,7 @@ def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float, luck
     itl_s = (requests["done_s"] - requests["first_token_s"])[longer] / (requests["osl"][longer] - 1)
     ttft_mean_s, itl_mean_s = float(ttft_s.mean()), float(itl_s.mean()) if several else 0.0
     of_rate, of_ttft, _ = luck
-    sent = requests_of(point)
+    sent = request_count(point)
     samples: dict[Metric, tuple[Floats, float, float]] = {"ttft": (ttft_s, ttft_mean_s, of_ttft)}
     if several:
         samples["itl"] = itl_s, itl_mean_s, 0.0
@@ -151,18 +151,14 @@ def _shown(replay: Replay, engine: Replica, point: Point, scatter_s: float, luck
 
 def iterations_seen(point: Point, engine: Replica) -> float:
     """Iterations that produce the tokens of a closed loop: all gaps that end in the same one count as one."""
-    return max(1.0, requests_of(point) * (point.osl - 1) / min(concurrency(point), engine.batching.max_batch_size))
+    return max(1.0, request_count(point) * (point.osl - 1) / min(concurrency(point), engine.batching.max_batch_size))
 
 
 def delivery_scatter_s(fitted: Fit) -> float:
     """Standard deviation of what front end, network and client add to a gap between tokens, or take off it: from the
     p50 and p95 of users alone on the server, who meet no other prompt (the median of such levels; 0 where none tells).
     """
-    alone = [
-        error.point
-        for error in fitted.errors
-        if error.point.load_kind == "concurrency" and concurrency(error.point) == 1
-    ]
+    alone = [error.point for error in fitted.errors if error.point.closed and concurrency(error.point) == 1]
     found = [
         (point.gap_p95_s - point.gap_p50_s) / Z90
         for point in alone

@@ -102,7 +102,7 @@ MISFIT = 5.0
 
 def usable(points: tuple[Point, ...]) -> tuple[Point, ...]:
     """The points that a law is fitted to: closed loop, not void."""
-    return tuple(point for point in points if point.load_kind == "concurrency" and not point.void)
+    return tuple(point for point in points if point.closed and not point.void)
 
 
 def planned(points: Sequence[Point], question: Question) -> Plan:
@@ -205,7 +205,7 @@ class Option:
     def is_like(self, point: Point) -> bool:
         """True for a closed loop of the same requests, whatever its users."""
         alike = point.lengths == self.lengths and (self.any_prefix or point.prefix == Prefix())
-        return alike and point.load_kind == "concurrency"
+        return alike and point.closed
 
 
 def spent_s(points: Sequence[Point], options: Sequence[Option]) -> float:

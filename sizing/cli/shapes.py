@@ -117,8 +117,7 @@ def point_error_json(error: PointError) -> dict[str, Any]:
 
 def load_json(point: Point) -> dict[str, Any]:
     """Where a point was measured; requests/s in place of users where its load is open."""
-    closed = point.load_kind == "concurrency"
-    load: dict[str, Any] = {"concurrency" if closed else "rate_per_s": point.load_value}
+    load: dict[str, Any] = {"concurrency" if point.closed else "rate_per_s": point.load_value}
     return {"isl": point.isl, "osl": point.osl, "load_kind": point.load_kind, **load}
 
 

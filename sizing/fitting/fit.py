@@ -195,7 +195,7 @@ def _fell_behind(points: Sequence[Point], open_loop: bool) -> Iterator[Caution]:
 
 def told_by(points: Sequence[Point], protocol: Protocol) -> Protocol:
     """The protocol; if it does not say how users started, as all closed loops of several users say."""
-    starts = {point.protocol for point in points if point.load_kind == "concurrency" and concurrency(point) > 1}
+    starts = {point.protocol for point in points if point.closed and concurrency(point) > 1}
     if protocol.start != "unknown" or len(starts) != 1 or starts == {""}:
         return protocol
     return replace(protocol, start=STARTS[starts.pop()])
@@ -228,7 +228,7 @@ OTHER_UNITS = 30.0
 def _check_units(points: Sequence[Point]) -> None:
     """FitError for latencies far longer than requests/s and users allow by Little's law: most likely they are in
     milliseconds."""
-    logs = [counting_log(point) for point in points if point.load_kind == "concurrency"]
+    logs = [counting_log(point) for point in points if point.closed]
     times = math.exp(float(np.median(logs))) if logs else 1.0
     if times > OTHER_UNITS:
         raise FitError(
@@ -359,7 +359,7 @@ def _left(found: Fit, distrusted: Collection[int]) -> Floats:
     """What the closed-loop levels show beyond the engine, those that are trusted."""
     points = [error.point for error in found.errors]
     left = np.full((len(points), 3), math.nan)
-    rows = [row for row, point in enumerate(points) if row not in distrusted and point.load_kind == "concurrency"]
+    rows = [row for row, point in enumerate(points) if row not in distrusted and point.closed]
     if rows:
         own = [points[row] for row in rows]
         left[rows] = left_over(own, found.engine_means(own))
@@ -388,7 +388,7 @@ def _sigmas(slopes: Floats, unexplained: float) -> list[float]:
 
 def _usable(points: Sequence[Point], open_loop: bool) -> tuple[Point, ...]:
     sound = [point for point in points if not point.void]
-    chosen = [point for point in sound if point.load_kind == "concurrency"]
+    chosen = [point for point in sound if point.closed]
     if open_loop:
         chosen += [point for point in sound if point.load_kind in OPEN_LOOPS and is_stable(point)]
     if not chosen:
@@ -406,8 +406,7 @@ def _usable(points: Sequence[Point], open_loop: bool) -> tuple[Point, ...]:
 def _place(point: Point) -> tuple[bool, float, float, str, float, str]:
     """Sorts the points of a fit, so that the order in which they were given does not matter: a search that ends within
     rounding errors of two explanations would choose between them by the order of rows."""
-    closed = point.load_kind == "concurrency"
-    return (not closed, point.isl, point.osl, point.load_kind, point.load_value, repr(point))
+    return (not point.closed, point.isl, point.osl, point.load_kind, point.load_value, repr(point))
 
 
 def _candidates(
@@ -467,7 +466,7 @@ def _limits_seen(points: Sequence[Point], kv_tokens: int) -> tuple[int, ...]:
     static = one.batching.strip().lower() == "static"
     if one.max_batch_size or kv_tokens == UNLIMITED_KV_TOKENS or static or of_one_level(points):
         return ()
-    closed = [point for point in points if point.load_kind == "concurrency"]
+    closed = [point for point in points if point.closed]
     waited = [point for point in closed if decoding(point) < FEW_DECODING * in_flight(point)]
     at_once = max((point.requests_per_s * point.osl * itl_s(point) for point in waited), default=0.0)
     longest = max((point.isl + point.osl for point in waited), default=0.0)
@@ -576,7 +575,7 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
         yield Caution("few_points", {"points": len(points)})
     if best.observed.trace is None and not any(map(knows_ttft, points)):
         yield Caution("no_ttft")
-    if all(point.load_kind == "concurrency" and users_wait(point, best.replica.batching) for point in points):
+    if all(point.closed and users_wait(point, best.replica.batching) for point in points):
         yield Caution("all_queued")
     prompts = [[point.isl for point in points], [point.computed_tokens for point in points]]
     if best.observed.trace is None and all(map(same_isl, prompts)):

@@ -69,7 +69,7 @@ def concurrency(point: Point) -> int:
 
 def in_flight(point: Point) -> float:
     """Requests in the server at once: the users of a closed loop; of an open one what was counted, or Little's law."""
-    if point.load_kind == "concurrency":
+    if point.closed:
         return float(concurrency(point))
     if point.mean_in_flight:
         return max(point.mean_in_flight, 1e-3)
@@ -123,7 +123,7 @@ def _closed_runs(
 def _closed_lengths(point: Point, effort: Effort, rng: np.random.Generator, whole: bool) -> tuple[Tokens, Tokens]:
     """Lengths of as many rounds as the effort allows; of as many as were measured where the start counts."""
     users = concurrency(point)
-    asked = max(1, round(requests_of(point) / users)) if whole else 0
+    asked = max(1, round(request_count(point) / users)) if whole else 0
     asked = min(asked, max(FEWEST_ROUNDS, MOST_CLOSED_REQUESTS // users))
     if point.lengths.fixed:
         rounds = asked or max(effort.rounds, -(-2 * effort.rounds // users))
@@ -310,7 +310,7 @@ class Observed:
         """What the simulation is to reproduce, shape (points, 8), columns `MEASURES`; NaN: not told, or of no use."""
         rows = [[getattr(point, name) or np.nan for name in MEASURES] for point in self.points]
         measured = np.array(rows, np.float64)
-        closed = np.array([point.load_kind == "concurrency" for point in self.points])
+        closed = np.array([point.closed for point in self.points])
         measured[closed, OPEN_ONLY] = np.nan
         measured[~closed, 0] = np.nan
         measured[~closed, -len(GAPS) :] = np.nan
@@ -319,7 +319,7 @@ class Observed:
         steady = self.rates and self.protocol.counted == "steady" and not self._start_untold
         if not steady or counts_otherwise(self.points):
             for row, point in enumerate(self.points):
-                if point.load_kind == "concurrency" and point.ttft_mean_s and point.itl_mean_s:
+                if point.closed and point.ttft_mean_s and point.itl_mean_s:
                     measured[row, 0] = little_per_s(point) if steady else np.nan
         return measured
 
@@ -331,7 +331,7 @@ class Observed:
         errors[:, -len(GAPS) :] = np.hypot(GAP_SIGMAS, _gap_scatter(replica, replay) if replay else 0.0)
         scatter = self._trace_scatter(replica) if self.trace is not None else None
         for row, point in enumerate(self.points):
-            if point.load_kind == "concurrency":
+            if point.closed:
                 luck = phase_scatter(point, replica) if self._goes_round(point) else np.zeros(3)
                 errors[row, :3] = np.hypot(granted(point, replica.batching, self.closed_ttft_sigma), luck)
                 if self._start_untold and concurrency(point) > 1:
@@ -355,9 +355,11 @@ class Observed:
     @cached_property
     def shares(self) -> Floats:
         """Factors on the errors of figures of a point that say the same, shape (points, 8)."""
-        closed = [point.load_kind == "concurrency" for point in self.points]
         return np.array(
-            [np.ones(len(MEASURES)) if one else _shared(row) for one, row in zip(closed, self.measured, strict=True)]
+            [
+                np.ones(len(MEASURES)) if point.closed else _shared(row)
+                for point, row in zip(self.points, self.measured, strict=True)
+            ]
         )
 
     def _goes_round(self, point: Point) -> bool:
@@ -412,7 +414,7 @@ def run_to_run(points: Sequence[Point]) -> float:
     """
     again: dict[tuple[float, ...], list[float]] = {}
     for point in points:
-        if point.load_kind == "concurrency" and point.itl_mean_s:
+        if point.closed and point.itl_mean_s:
             level = (point.isl, point.osl, point.isl_cv, point.osl_cv, point.computed_tokens, point.load_value)
             again.setdefault(level, []).append(math.log(point.itl_mean_s))
     squares = sum(len(logs) * float(np.var(logs)) for logs in again.values())
@@ -420,14 +422,14 @@ def run_to_run(points: Sequence[Point]) -> float:
     return math.sqrt((AS_USUAL * ITL_SIGMA**2 + squares) / (AS_USUAL + freedom))
 
 
-def requests_of(point: Point) -> int:
+def request_count(point: Point) -> int:
     """Requests that a closed-loop point counts; ten a user where it does not tell."""
     return point.requests or 10 * concurrency(point)
 
 
 def luck_of_lengths(point: Point) -> tuple[float, float, float]:
     """Relative errors of requests/s, mean TTFT and ITL of a closed-loop point by the luck of the lengths sent."""
-    root = math.sqrt(requests_of(point))
+    root = math.sqrt(request_count(point))
     return point.osl_cv / root, point.isl_cv / root, 0.0
 
 
@@ -447,7 +449,7 @@ def little_per_s(point: Point) -> float:
 
 def counting_log(point: Point) -> float:
     """ln of the requests/s that the tool gave over those of Little's law; 0 where TTFT or ITL is not known."""
-    known = point.load_kind == "concurrency" and point.ttft_mean_s and point.itl_mean_s
+    known = point.closed and point.ttft_mean_s and point.itl_mean_s
     return math.log(point.requests_per_s / little_per_s(point)) if known else 0.0
 
 
@@ -456,7 +458,7 @@ def counts_otherwise(points: Sequence[Point]) -> bool:
 
     Of several levels the one that is farthest off does not count: it may be a fault of the measurement.
     """
-    logs = sorted(abs(counting_log(point)) for point in points if point.load_kind == "concurrency")
+    logs = sorted(abs(counting_log(point)) for point in points if point.closed)
     logs = logs[:-1] or logs
     return bool(logs) and float(np.sqrt(np.mean(np.square(logs)))) > COUNTED_OTHERWISE
 
@@ -649,7 +651,7 @@ def levels_at(levels: Sequence[Point], point: Point) -> list[Point]:
 def _is_of(point: Point, level: Point) -> bool:
     ratios = level.isl / point.isl, level.computed_tokens / point.computed_tokens, level.osl / point.osl
     apart = max(abs(math.log(ratio)) for ratio in ratios)
-    return level.load_kind == "concurrency" and apart < ALIKE and _spread(point, level) < ALIKE_CV
+    return level.closed and apart < ALIKE and _spread(point, level) < ALIKE_CV
 
 
 def _spread(point: Point, level: Point) -> float:
@@ -702,7 +704,7 @@ def holds_no_start(points: Sequence[Point], protocol: Protocol) -> bool:
     """True where the mean TTFT of the closed loops is that of a steady window: the start of their users was told, or
     every level was judged steady or has its median near its mean. Otherwise it may include the start of the run."""
     told = protocol.start != "unknown" and not protocol.inferred
-    closed = [point for point in points if point.load_kind == "concurrency"]
+    closed = [point for point in points if point.closed]
     return told or all(point.verdict == "steady" or _is_near_median(point) for point in closed)
 
 
@@ -714,7 +716,7 @@ def closed_sigmas(
     if of_one_level(levels):
         return RATE_SIGMA, ONE_LEVEL_TTFT_SIGMA, ITL_SIGMA
     asked = math.log(concurrency(point))
-    most = max((concurrency(level) for level in levels if level.load_kind == "concurrency"), default=concurrency(point))
+    most = max((concurrency(level) for level in levels if level.closed), default=concurrency(point))
     steps = math.hypot(CLOSED_SIGMA, BEYOND_SIGMA * max(0.0, asked - math.log(most)))
     # A level without a TTFT says no more about it for having the same lengths.
     if not (own := [math.log(concurrency(level)) for level in levels_at(levels, point) if level.ttft_mean_s]):
@@ -736,7 +738,7 @@ def luck_ratio(levels: Sequence[Point]) -> float:
     drawn = [
         (counting_log(point), luck_of_lengths(point)[0])
         for point in levels
-        if point.load_kind == "concurrency" and point.osl_cv and point.ttft_mean_s and point.itl_mean_s
+        if point.closed and point.osl_cv and point.ttft_mean_s and point.itl_mean_s
     ]
     if len(drawn) < 2:
         return 1.0
@@ -798,7 +800,7 @@ def carried_over(levels: Sequence[Point], left: Floats, point: Point, batching: 
 def _is_like(point: Point, level: Point) -> bool:
     """True for closed loops whose lengths vary alike, and whose prompts are found cached to the same share."""
     found = level.computed_tokens / level.isl / (point.computed_tokens / point.isl)
-    return level.load_kind == "concurrency" and abs(math.log(found)) < ALIKE and _spread(point, level) < ALIKE_CV
+    return level.closed and abs(math.log(found)) < ALIKE and _spread(point, level) < ALIKE_CV
 
 
 def _nearness(point: Point, level: Point) -> float:

@@ -464,10 +464,10 @@ class Fit:
         means[:, :3] *= np.exp(self._carried(points))
         if self._counts_otherwise:
             for row, point in enumerate(points):
-                if point.load_kind == "concurrency" and (self.of_one_level or not levels_at(self._levels, point)):
+                if point.closed and (self.of_one_level or not levels_at(self._levels, point)):
                     means[row, 0] = as_little_counts(self._levels, point, means[row, 1], means[row, 2])
         for row, point in enumerate(points):
-            if point.load_kind == "concurrency":
+            if point.closed:
                 means[row, :3] *= np.exp(line_logs(self._trusted, point, self.batching, means[row, :3]))
         return means
 
@@ -479,7 +479,7 @@ class Fit:
         carried = np.zeros((len(points), 3))
         known = self.left[np.isfinite(self.left[:, 1]), 1]
         for row, point in enumerate(points):
-            if point.load_kind != "concurrency":
+            if not point.closed:
                 continue
             if not self.of_one_level:
                 carried[row] = carried_over(self._levels, self.left, point, self.batching)
@@ -551,7 +551,7 @@ class Fit:
 
     @property
     def _counts_otherwise(self) -> bool:
-        closed = any(level.load_kind == "concurrency" for level in self._levels)
+        closed = any(level.closed for level in self._levels)
         return closed and (self.protocol.counted == "all" or counts_otherwise(self._levels))
 
     @property

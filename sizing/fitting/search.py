@@ -640,7 +640,7 @@ def explained(observed: Observed, known: Known, rival: Explained | None = None, 
 def ways_to_start(observed: Observed) -> list[Protocol]:
     """The protocols that the points may have been measured by: as told, else all that make a difference."""
     protocol = observed.protocol
-    closed = [point for point in observed.points if point.load_kind == "concurrency"]
+    closed = [point for point in observed.points if point.closed]
     if protocol.start != "unknown" or not any(concurrency(point) > 1 for point in closed) or of_one_level(closed):
         return [protocol]
     started = [protocol, replace(protocol, start="burst", inferred=True)]
@@ -822,7 +822,7 @@ def may_have_experts(best: Trial) -> bool:
 def is_faster_alone(best: Trial) -> bool:
     """True where the levels of one user are faster than the law, and it fits poorly."""
     points, misfits = best.observed.points, best.misfits(best.numbers)
-    few = [row for row, point in enumerate(points) if concurrency(point) == 1 and point.load_kind == "concurrency"]
+    few = [row for row, point in enumerate(points) if concurrency(point) == 1 and point.closed]
     if not few or best.chi2_per_point <= POOR or len(few) == len(points):
         return False
     slow_alone = np.nanmean(misfits[few][:, 2]) if np.isfinite(misfits[few][:, 2]).any() else 0.0
@@ -862,7 +862,7 @@ def kv_candidate(best: Trial) -> Parameters | None:
     trace = best.observed.trace
     held: list[float] = [held_tokens(trace, answered)] if trace is not None else []
     for point in best.observed.points:
-        if not point.itl_mean_s or point.load_kind != "concurrency":
+        if not point.itl_mean_s or not point.closed:
             continue
         decoding = point.requests_per_s * (point.osl - 1) * point.itl_mean_s
         slots = min(concurrency(point), best.parameters.base.batching.max_batch_size)
@@ -882,7 +882,7 @@ def settle(best: Trial) -> Trial:
     misfits = best.misfits(best.numbers)
     for row in outliers(misfits):  # the further out, the less its pull: as with Cauchy's weights
         best.doubt[row] = float(np.nanmax(np.abs(misfits[row]))) ** 2
-    if np.any(best.doubt > 1) or any(point.load_kind != "concurrency" for point in best.observed.points):
+    if np.any(best.doubt > 1) or not all(point.closed for point in best.observed.points):
         best.search(evaluations=3, stride=0.1, central=True)
     for _ in range(LAW_ERROR_ROUNDS):
         if not best.allow_for_law():

@@ -105,7 +105,7 @@ def test_the_planned_load_is_verified_on_the_server_and_found_again_later(mock: 
     result = size(f"http://{mock}", "--verify", "--json", verify_minutes=0.3, **few)
     assert result.exit_code == 0, result.output
     found, points = json.loads(result.stdout), Store().points(1)
-    about, (point,) = found["verification"], [each for each in points if each.load_kind != "concurrency"]
+    about, (point,) = found["verification"], [each for each in points if not each.closed]
     assert point.load_kind == "poisson_rate" and point.load_value == about["requests_per_s"]
     assert about["requests_per_s"] == pytest.approx(ASKED["rate"] / (found["replicas"] - found["spare"]), rel=0.01)
     assert "verifying: " in result.stderr and about["requests"] == point.requests

@@ -241,10 +241,7 @@ def test_the_requests_of_a_gpu_are_known_with_their_lengths() -> None:
 
 def test_an_engine_that_is_slower_under_arrivals_is_not(table: list[Point]) -> None:
     slow = replace(SERVER, law=LAW.scaled(1.5))
-    off = [
-        point if point.load_kind == "concurrency" else arrivals(slow, point, point.load_value, seed)
-        for seed, point in enumerate(table)
-    ]
+    off = [point if point.closed else arrivals(slow, point, point.load_value, seed) for seed, point in enumerate(table)]
     cells = answer(of_table("here", off)[0], SeedSequence(0))
     assert all(error < -0.15 for cell in cells for error in cell.simulated)
     promised = [one.planned for cell in cells for one in cell.capacities.values() if not one.near_floor]
@@ -267,7 +264,7 @@ def test_the_mixes_of_a_server_may_stand_apart_in_a_table() -> None:
         points = measured(data)
         found = of_table(data, points)
         assert len({case.server for case in found}) == len(found), data
-        good = [point for point in points if not point.void and point.load_kind == "concurrency"]
+        good = [point for point in points if not point.void and point.closed]
         assert sum(len(case.closed) for case in found) == len(good)
 
 

@@ -18,7 +18,7 @@ from sizing.simulator import simulate
 from sizing.workload import Metric, Workload
 
 POINTS = read_points(Path(__file__).parents[2] / "data" / "curves" / "reference-cpu.csv")
-CLOSED = [point for point in POINTS if point.load_kind == "concurrency"]
+CLOSED = [point for point in POINTS if point.closed]
 POISSON = [point for point in POINTS if point.load_kind == "poisson_rate"]
 HALF_LOAD_PER_S = 12
 

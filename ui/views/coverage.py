@@ -91,7 +91,7 @@ def _groups(points: Sequence[Point]) -> Group:
 def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
     deployment, lengths, prefix = series
     good = [point for point in group if not point.void]
-    users = sorted({point.load_value for point in good if point.load_kind == "concurrency"})
+    users = sorted({point.load_value for point in good if point.closed})
     rates = {point.load_value for point in good if is_stable(point)}
     varied = "" if lengths.fixed else f" (CV {lengths.isl_cv:g}, {lengths.osl_cv:g})"
     engine = f"{deployment.engine} {deployment.engine_version}".strip() or "not named"
@@ -102,7 +102,7 @@ def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
         "Precision": deployment.precision,
         "ISL, OSL (tokens)": f"{lengths.isl:,g}, {lengths.osl:,g}{varied}{prefix.label}",
         "Levels (users)": ", ".join(f"{value:,g}" for value in users),
-        "Open loops": sum(point.load_kind != "concurrency" for point in good),
+        "Open loops": sum(not point.closed for point in good),
         "Void": len(group) - len(good),
         "Last measured": max((point.measured_at for point in group), default="")[:10] or "unknown",
         "Basis": _basis_of_answers(deployment, lengths, len(users) + len(rates)),

@@ -171,7 +171,7 @@ def of_table(data: str, points: Sequence[Point]) -> list[Case]:
         for point in own:
             if point.load_kind == "poisson_rate":
                 rounds.setdefault((point.isl, point.load_value), []).append(point)
-        closed = tuple(point for point in own if point.load_kind == "concurrency")
+        closed = tuple(point for point in own if point.closed)
         found.append(Case(data, server, closed, tuple(tuple(of) for of in rounds.values() if len(of) >= fewest)))
     return found
 

@@ -147,7 +147,7 @@ def cases(setup: Setup) -> list[Case]:
     if path is None:
         return []
     levels = [_level(row) for row in read_table(path) if row["strategy"] in ("synchronous", "constant")]
-    levels.sort(key=lambda level: (level.cell, level.point.load_kind != "concurrency", level.point.load_value))
+    levels.sort(key=lambda level: (level.cell, not level.point.closed, level.point.load_value))
     cells = [_case(tuple(cell)) for _, cell in groupby(levels, key=lambda level: level.cell)]
     if setup.quick:
         return cells[::4]
@@ -209,7 +209,7 @@ def _predictions(case: Case, fitted: Fit, level: Level, seeds: Sequence[SeedSequ
     by_chance = logs(candidate.replica, seeds)
     of_law = law_sigmas(candidate, lambda replica: logs(replica, seeds[:OF_LAW]).mean(axis=0))
     sigmas = np.hypot(by_chance.std(axis=0, ddof=1), of_law).tolist()
-    lower = [each for each in case.calibration if each.cell == level.cell and each.point.load_kind != "concurrency"]
+    lower = [each for each in case.calibration if each.cell == level.cell and not each.point.closed]
     found = []
     for place, (figure, measured_s) in enumerate(zip(FIGURES, level.measured_s, strict=True)):
         told_s = math.exp(by_chance[:, place].mean())

@@ -35,9 +35,9 @@ def predictions(replica: Replica, point: Point) -> Iterator[Prediction]:
 def compare(points: list[Point]) -> Table:
     """One row for each open-loop point, metric and quantile."""
     table = Table("ISL/OSL", "requests/s", "metric", "measured", "formula", "error", "simulation", "error")
-    fitted = fit([point for point in points if point.load_kind == "concurrency"])
+    fitted = fit([point for point in points if point.closed])
     for point in points:
-        if point.load_kind == "concurrency":
+        if point.closed:
             continue
         both = list(predictions(fitted.replica, point))
         for metric in OF_REQUESTS:

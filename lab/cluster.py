@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sizing.analyses.study import PACKAGES, WorkersLost, code
+from sizing.analyses.parallel import PACKAGES, WorkersLost, code
 from sizing.errors import ScenarioError
 
 WAIT_S = 20

@@ -13,55 +13,38 @@ Keys of `base` and `axes` (`KEYS`) are options of ``python -m sizing plan``, wri
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import itertools
 import math
-import platform
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as version_of
+from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
 from types import TracebackType
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from joblib import Parallel, cpu_count, delayed
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 from numpy.random import SeedSequence
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sizing import candidates, files, planner
+from sizing import candidates, planner
 from sizing.candidates import Choice, Found
 from sizing.cli.options import MOST_GPUS, layouts_named, tensor_parallel, words
-from sizing.engine import Replica
 from sizing.errors import LONGEST_QUOTE, ScenarioError, SizingError, first_fault
 from sizing.files import read_yaml
 from sizing.fitting import STARTS, Protocol
-from sizing.numbers import Floats
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Point
-from sizing.prediction import Caution, Prediction, Quantiles
 from sizing.question import FIELDS, Question, with_laws
-from sizing.simulator import simulate
-from sizing.stats import mean_half_width
 from sizing.text import cautions
-from sizing.workload import OF_REQUESTS, Lengths, RequestMetric, Routing, Workload
+from sizing.workload import Lengths
 
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 MOST = 200_000
 """Most scenarios of a study: this many take seconds and 350 MB to read, and days to answer."""
-
-
 ASKED = (
     "isl osl isl_cv osl_cv rate arrivals routing ttft itl gap e2e headroom spare isl_law osl_law "
     "goodput rejected queue_limit queue_timeout correlation prefix_tokens prefix_hit"
@@ -361,240 +344,3 @@ def _line(cells: object) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow(cells)  # type: ignore[arg-type]
     return out.getvalue()
-
-
-# --- Work on many items: in this process, on all cores, or on a Dask cluster, bit for bit the same wherever it runs
-#
-# What an item draws at random depends on its place in the list and the study's seed alone, never on who computes it
-# or when: `numpy.random.SeedSequence(seed).spawn(n)[place]`. An item whose worker dies is computed again by another.
-
-CLUSTER = "lab.cluster"
-"""Found by name: few installations have a cluster."""
-PACKAGES = ("numpy", "scipy", "numba")
-"""Libraries that compute results: another version may give other numbers."""
-
-
-class WorkersLost(SizingError):
-    """Worker processes died again and again, or the cluster is gone."""
-
-
-@cache
-def code() -> tuple[str, ...]:
-    """What results depend on: versions of Python and of PACKAGES, a hash of this package's sources and of its data."""
-    data = [path for name in ("data/catalog", "data/laws") for path in files.resource(name).rglob("*")]
-    named = {path.relative_to(files.IMPORTED_FROM).as_posix(): path for path in files.PACKAGE.rglob("*.py")}
-    named |= {path.relative_to(files.SHIPPED).as_posix(): path for path in data if path.is_file()}
-    digest = hashlib.sha256()
-    for name in sorted(named):
-        digest.update(name.encode() + named[name].read_bytes())
-    return ".".join(platform.python_version_tuple()[:2]), *map(_version, PACKAGES), digest.hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return version_of(package)
-    except PackageNotFoundError:
-        return ""
-
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-Work = Callable[[Item, SeedSequence], Result]
-LIVES = 4
-"""How often the worker processes may die before a study gives up: an item that kills every worker would never end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machines:
-    """Where work runs: `cluster`, the address of a Dask scheduler such as ``tcp://10.0.0.5:8786``, or else this machine
-    with `processes` processes (0: one for each core; 1: in this process)."""
-
-    processes: int = 0
-    cluster: str = ""
-
-    def __post_init__(self) -> None:
-        if self.processes < 0:
-            raise ScenarioError(f"processes must be 0 (one for each core) or more, got {self.processes}")
-        if self.cluster and not re.fullmatch(r"(tcp|tls|ws|wss)://[^:/]+:\d+", self.cluster):
-            raise ScenarioError(f"cluster {self.cluster!r}: write it as tcp://HOST:PORT, as `dask scheduler` prints it")
-
-    @property
-    def cores(self) -> int:
-        """Processes that work on this machine at once."""
-        return self.processes or int(cpu_count())
-
-
-HERE = Machines()
-"""Every core of this machine."""
-
-
-def run_all(
-    work: Work[Item, Result],
-    items: Sequence[Item],
-    *,
-    seed: int = 0,
-    machines: Machines = HERE,
-    progress: Callable[[int], AbstractContextManager[Callable[[], None]]] | None = None,
-) -> list[Result]:
-    """The results of ``work(item, seed of its place)`` in the order of the items.
-
-    `work` must be a function that another process can import. `progress`, given the number of items, is entered for
-    the time of the work and yields what is called after each (see sizing.analyses.study). What `work` raises is raised.
-    """
-    results: dict[int, Result] = {}
-    with progress(len(items)) if progress else nullcontext(lambda: None) as step:
-        for place, result in completed(work, enumerate(items), seed=seed, machines=machines):
-            results[place] = result
-            step()
-    return [results[place] for place in range(len(items))]
-
-
-def completed(
-    work: Work[Item, Result],
-    numbered: Iterable[tuple[int, Item]],
-    *,
-    seed: int = 0,
-    machines: Machines = HERE,
-) -> Iterator[tuple[int, Result]]:
-    """Places and results as they come, for some (place, item) of a study: the rest may have been done before."""
-    job = Seeded(work, seed)
-    left = dict(numbered)
-    if machines.cluster:
-        yield from import_module(CLUSTER).on_cluster(job, left, machines.cluster)
-    elif machines.cores == 1 or len(left) < 2:
-        yield from ((place, job(place, item)) for place, item in left.items())
-    else:
-        yield from _on_cores(job, left, machines.cores)
-
-
-@dataclass(frozen=True, slots=True)
-class Seeded:
-    """`work` with the seed that belongs to the place of an item."""
-
-    work: Callable[[Any, SeedSequence], Any]
-    seed: int
-
-    def __call__(self, place: int, item: Any) -> Any:
-        return self.work(item, SeedSequence(self.seed, spawn_key=(place,)))
-
-
-def _on_cores(job: Seeded, left: dict[int, Any], processes: int) -> Iterator[tuple[int, Any]]:
-    """Every core of this machine; what a process that died has left undone goes to new ones."""
-    for _ in range(LIVES):
-        pool = Parallel(n_jobs=processes, backend="loky", return_as="generator_unordered")
-        try:
-            for place, result in pool(delayed(_placed)(job, place, item) for place, item in list(left.items())):
-                del left[place]
-                yield place, result
-            return
-        except TerminatedWorkerError:
-            continue
-    raise WorkersLost(
-        f"worker processes died {LIVES} times ({len(left)} items left): too little memory? Use fewer processes"
-    )
-
-
-def _placed(job: Seeded, place: int, item: Any) -> tuple[int, Any]:
-    return place, job(place, item)
-
-
-# --- A long simulation in independent parts, run side by side and merged, with a confidence interval from their spread
-
-NAMES = ("mean_s", "p50_s", "p90_s", "p95_s", "p99_s")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Replicated:
-    """Runs of one question with seeds of their own: `values_s` has shape (runs, metrics, 5), the five of Quantiles.
-
-    Means over the runs, and the half width of a 90 % interval around them by Student's t: the runs are independent,
-    so the interval holds whatever the correlation of requests within a run. Each run starts empty and leaves out its
-    own warm-up; a percentile of a run is biased by about one over its requests, so runs should be long (100,000).
-    `losses`: shares of the requests that had no complete answer, see `Simulated`.
-    """
-
-    values_s: Floats
-    requests: int
-    saturated: bool
-    utilization: float
-    losses: Mapping[str, float]
-    warnings: tuple[Caution, ...]
-
-    @property
-    def prediction(self) -> Prediction:
-        """Means over the runs."""
-        ttft, itl, e2e = (Quantiles(*map(float, row)) for row in self.values_s.mean(axis=0))
-        rejected = self.losses["rejected_share"] + self.losses["timed_out_share"]
-        return Prediction(
-            *(ttft, itl, e2e, self.saturated, self.utilization, "simulation"),
-            warnings=self.warnings,
-            rejected=rejected,
-        )
-
-    def half_width_s(self, metric: RequestMetric, name: str) -> float:
-        """Half the 90 % interval of ``mean_s``, ``p50_s``, ``p90_s``, ``p95_s`` or ``p99_s``; infinite for one run."""
-        runs = len(self.values_s)
-        if runs < 2 or self.saturated:
-            return math.inf
-        values = self.values_s[:, OF_REQUESTS.index(metric), NAMES.index(name)]
-        return mean_half_width(values)
-
-    @property
-    def half_widths_s(self) -> dict[RequestMetric, dict[str, float]]:
-        """All of them, by metric and name; infinite where there is no interval."""
-        return {metric: {name: self.half_width_s(metric, name) for name in NAMES} for metric in OF_REQUESTS}
-
-
-def replicated(
-    replica: Replica,
-    workload: Workload,
-    *,
-    runs: int = 8,
-    requests: int = 800_000,
-    replicas: int = 1,
-    routing: Routing = "random",
-    seed: int = 0,
-    machines: Machines = HERE,
-) -> Replicated:
-    """`requests` requests in `runs` independent simulations of equal length on the given machines, merged.
-
-    The same seed gives the same numbers on any machines. Raises ScenarioError for numbers out of range.
-    """
-    if runs < 1 or requests < 10 * runs:
-        raise ScenarioError(f"runs must be 1 or more, of at least 10 requests each; got {runs} of {requests} requests")
-    one = partial(_one_run, replica, workload, replicas, routing)
-    found, losses = zip(*run_all(one, [requests // runs] * runs, seed=seed, machines=machines), strict=True)
-    values_s = np.array(
-        [[[getattr(run.of(metric), name) for name in NAMES] for metric in OF_REQUESTS] for run in found]
-    )
-    mean_losses = {reason: fmean(each[reason] for each in losses) for reason in losses[0]}
-    warnings = tuple(caution for caution in found[0].warnings if caution.kind != "lost_requests")
-    if lost := sum(mean_losses.values()):
-        warnings += (Caution("lost_requests", {"share": lost}),)
-    saturated, utilization = any(run.saturated for run in found), found[0].utilization
-    return Replicated(values_s, requests // runs * runs, saturated, utilization, mean_losses, warnings)
-
-
-def _one_run(
-    replica: Replica, workload: Workload, replicas: int, routing: Routing, requests: int, seed: SeedSequence
-) -> tuple[Prediction, Mapping[str, float]]:
-    number = int(seed.generate_state(1)[0])
-    run = simulate(replica, workload, replicas=replicas, routing=routing, requests=requests, seed=number)
-    return run.prediction(), run.losses
-
-
-def bar(label: str, done: int = 0) -> Callable[[int], AbstractContextManager[Callable[[], None]]]:
-    """What `run_all` takes as `progress`; `done` items were done before. Nothing is drawn off a terminal."""
-
-    @contextmanager
-    def drawn(total: int) -> Iterator[Callable[[], None]]:
-        console = Console(stderr=True)
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        progress = Progress(
-            TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal
-        )
-        with progress:
-            task = progress.add_task(label, total=total, completed=done)
-            yield lambda: progress.advance(task)
-
-    return drawn

@@ -334,7 +334,7 @@ def failure_of(text: str, run_s: float) -> Failure:
 
 def show_replicated(replica: Replica, workload: Workload, runs: int, fleet: dict[str, Any], json_: bool) -> None:
     """Print what independent runs give, with the intervals of their means."""
-    from sizing.analyses.study import replicated  # joblib takes a while to import
+    from sizing.analyses.replicated import replicated
 
     found, seed = replicated(replica, workload, runs=runs, **fleet), fleet["seed"]
     if json_:

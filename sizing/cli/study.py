@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from sizing.analyses.study import Machines, ResultsFile, StudyScenario, answer, bar, code, completed, read_study
+from sizing.analyses.parallel import Machines, bar, code, completed
+from sizing.analyses.study import ResultsFile, StudyScenario, answer, read_study
 from sizing.numbers import count_of
 from sizing.points import Point, read_points
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import SeedSequence
 
-from sizing.analyses.study import Machines
+from sizing.analyses.parallel import Machines
 from sizing.engine import Batching, Replica
 from sizing.errors import ScenarioError
 from sizing.question import Setting

@@ -88,7 +88,9 @@ def test_times_above_a_second_and_unknown_ones_are_written_as_everywhere(capsys:
 
 
 def test_replications_give_intervals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sizing.analyses.study.cpu_count", lambda: 1)  # in this process: others take a while to start
+    monkeypatch.setattr(
+        "sizing.analyses.parallel.cpu_count", lambda: 1
+    )  # in this process: others take a while to start
     code, out, _ = run("--rate 20 --replications 2 --json", capsys)
     found = json.loads(out)
     assert code == 0 and found["replications"] == 2
@@ -101,7 +103,7 @@ def test_whoever_is_turned_away_is_told_of(
     runs: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the text and in the JSON, of one run and of several."""
-    monkeypatch.setattr("sizing.analyses.study.cpu_count", lambda: 1)
+    monkeypatch.setattr("sizing.analyses.parallel.cpu_count", lambda: 1)
     options = f"--rate 500 --queue-timeout 100ms --requests 10000 --replications {runs}"
     found = json.loads(run(f"{options} --json", capsys)[1])
     (told,) = found["warnings"]

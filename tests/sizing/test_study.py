@@ -22,7 +22,9 @@ from numpy.random import SeedSequence
 
 from lab.cluster import on_cluster
 from sizing.analyses import study as answers_of
-from sizing.analyses.study import COLUMNS, Machines, ResultsFile, WorkersLost, code, read_study, replicated, run_all
+from sizing.analyses.parallel import Machines, WorkersLost, code, run_all
+from sizing.analyses.replicated import replicated
+from sizing.analyses.study import COLUMNS, ResultsFile, read_study
 from sizing.cli.plan import plan_command
 from sizing.cli.study import study_command
 from sizing.engine import Replica

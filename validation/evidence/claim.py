@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.random import SeedSequence
 
-from sizing.analyses.study import Machines, run_all
+from sizing.analyses.parallel import Machines, run_all
 from validation.evidence.table import EvidenceRow
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from sizing.analyses.study import Machines, bar
+from sizing.analyses.parallel import Machines, bar
 from sizing.cli.study import cluster_option, processes_option
 from sizing.errors import ScenarioError
 from validation.evidence.claim import Claim, Setup, check

@@ -23,10 +23,10 @@ from calibration.incoming import POINTS_TABLE, nothing_said, read_file
 from calibration.plan import read_plan
 from calibration.progress import Bar
 from calibration.records import Measurement
-from calibration.server_metrics import split
 from calibration.store import LIVE, Run, Store
 from calibration.store.bundle import export_bundle, import_bundle, import_measurements, is_bundle
 from calibration.store.work import accept, discard
+from calibration.time_split import split
 from sizing.files import write
 from sizing.lazy_group import INTERRUPTED
 from sizing.numbers import with_unit

@@ -29,8 +29,8 @@ from calibration.server_metrics import (
     read_page,
     requests_served,
     restarted,
-    split,
 )
+from calibration.time_split import split
 from sizing.points import Point
 from tests.calibration.kept import POINT
 

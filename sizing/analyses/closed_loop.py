@@ -14,7 +14,8 @@ from scipy.special import ndtri
 from sizing.edge import OF_SHAPE
 from sizing.engine import Replica
 from sizing.fitting import Fit
-from sizing.fitting.levels import between, concurrency, levels_at, point_runs, request_count
+from sizing.fitting.carried import between, levels_at
+from sizing.fitting.levels import concurrency, point_runs, request_count
 from sizing.numbers import Floats
 from sizing.plans import Basis
 from sizing.points import Point

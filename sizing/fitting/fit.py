@@ -31,6 +31,7 @@ from sizing.engine import (
 from sizing.errors import FitError
 from sizing.estimate import DayZero, prior_law, token_share
 from sizing.fitting.bends import BentLaw, bend
+from sizing.fitting.carried import left_over, users_wait
 from sizing.fitting.levels import (
     OPEN_LOOPS,
     RATE_SIGMA,
@@ -49,10 +50,8 @@ from sizing.fitting.levels import (
     is_stable,
     itl_s,
     knows_ttft,
-    left_over,
     of_one_level,
     trace_points,
-    users_wait,
 )
 from sizing.fitting.parameters import LawError
 from sizing.fitting.result import CoveredRange, Distrust, Fit, PointError, Unknown

@@ -12,23 +12,25 @@ import numpy as np
 
 from sizing.engine import COEFFICIENTS, KNEE, Batching, Bend, Replica, StepLaw
 from sizing.fitting.bends import BentLaw, bent_further, nodes_of, open_bends
-from sizing.fitting.levels import (
+from sizing.fitting.carried import (
     CHANGES,
-    ITL_SIGMA,
     as_little_counts,
     carried_over,
     closed_sigmas,
-    concurrency,
-    counts_otherwise,
     levels_at,
     line_logs,
-    luck_of_lengths,
     luck_ratio,
+    share_beyond_luck,
+    users_wait,
+)
+from sizing.fitting.levels import (
+    ITL_SIGMA,
+    concurrency,
+    counts_otherwise,
+    luck_of_lengths,
     of_one_level,
     point_runs,
     run_to_run,
-    share_beyond_luck,
-    users_wait,
 )
 from sizing.fitting.parameters import EXACT, LawError, moved
 from sizing.numbers import Floats, percent

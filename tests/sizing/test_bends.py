@@ -21,27 +21,29 @@ from sizing.estimate import prior_law
 from sizing.estimate.day_zero import attention_share
 from sizing.fitting import Fit, Protocol, fit
 from sizing.fitting.bends import REACH, bent_further, nodes_of, open_bends
+from sizing.fitting.carried import (
+    CHANGES,
+    as_little_counts,
+    carried_over,
+    closed_sigmas,
+    left_over,
+    line_logs,
+    luck_ratio,
+    share_beyond_luck,
+)
 from sizing.fitting.fit import FROM_SHAPE, _elsewhere
 from sizing.fitting.levels import (
-    CHANGES,
     CLOSED_SIGMA,
     CLOSED_TTFT_SIGMA,
     ITL_SIGMA,
     Observed,
-    as_little_counts,
-    carried_over,
-    closed_sigmas,
     concurrency,
     counted_apart,
     counts_otherwise,
     decoding,
-    left_over,
-    line_logs,
     little_per_s,
     luck_of_lengths,
-    luck_ratio,
     point_runs,
-    share_beyond_luck,
 )
 from sizing.fitting.parameters import BEND_SD, EXACT, PROMPT_BEND_SD, LawError, bend_of, law_parameters, moved
 from sizing.fitting.result import Variants

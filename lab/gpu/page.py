@@ -30,21 +30,29 @@ from validation.evidence.measured_arrivals import sent
 
 OUT = DATA.parent / "docs" / "gpu-measurements.md"
 WHAT_IT_IS = """\
-The engine is this project's own: the reference engine's scheduler and paged KV cache, a model of the published shape
-with random weights, kernels of its own for attention, vendor libraries for matrix products, and CUDA graphs to decode.
-It is **not TensorRT-LLM**, and its speed is not TensorRT-LLM's: these curves show what this engine does behind a real
-Triton server on a real GPU, and how well the planner's laws describe it. Timing does not depend on the weights; prompts
-and output lengths are forced. Unless stated otherwise, clients called `tensorrt_llm` itself, because the ensemble's two
-further hops for each token are slower than the GPU. Tokens that wait to be sent go out together in one response."""
+The engine behind a real Triton server on a real GPU is this project's own. It is **not TensorRT-LLM**, and its speed is
+not TensorRT-LLM's. These curves show what this engine does, and how well the planner's laws describe it.
+
+- *Engine*: the reference engine's scheduler and paged KV cache, kernels of its own for attention, vendor libraries for
+  matrix products, and CUDA graphs to decode.
+- *Model*: a published shape with random weights. Timing does not depend on the weights; prompts and output lengths are
+  forced.
+- *Clients*: unless stated otherwise, they called `tensorrt_llm` itself, because the ensemble's two further hops for
+  each token are slower than the GPU. Tokens that wait to be sent go out together in one response."""
 
 
 WITH_VLLM = """\
-vLLM with models of published shape and random weights: `vllm serve` with its own defaults (chunked prefill, prefix
-caching, asynchronous scheduling, CUDA graphs, FlashAttention 3), 256 sequences and 8,192 tokens of context at most,
-without FlashInfer's sampler. Asked over the OpenAI protocol by clients on the same machine; lengths are lognormal with
-coefficients of variation 0.3 (prompt) and 0.5 (output), outputs forced to their length. Each level was measured for
-8 to 10 s (closed loops) or 25 to 35 s (Poisson arrivals): there were twenty minutes, then half an hour. A mixture with
-random weights spreads its tokens over all experts about evenly, which a trained one does not."""
+vLLM on a real GPU: every measured point, then the planner's law fitted to the closed loops. The fit is compared with
+the decode steps, with Poisson arrivals that it has not seen, and with the estimate made before any measurement.
+
+- *Server*: `vllm serve` with its own defaults (chunked prefill, prefix caching, asynchronous scheduling, CUDA graphs,
+  FlashAttention 3), at most 256 sequences and 8,192 tokens of context, without FlashInfer's sampler.
+- *Models*: published shapes with random weights. An MoE model with random weights spreads its tokens over all experts
+  about evenly, which a trained one does not.
+- *Load*: clients on the same machine use the OpenAI protocol. Lengths are lognormal with coefficients of variation 0.3
+  (prompt) and 0.5 (output); outputs are forced to their length.
+- *Time*: each level was measured for 8 to 10 s (closed loops) or 25 to 35 s (Poisson arrivals), because there were
+  twenty minutes, then half an hour."""
 
 
 @click.command()
@@ -94,6 +102,9 @@ def environment(facts: Mapping[str, Any]) -> str:
     return f"### The card\n\n{said}.\n\nCeilings measured on it: {ceilings}."
 
 
+OF_POINTS = "TTFT, ITL and E2E are means. *Little* is requests/s × E2E over the concurrency held: 1 by Little's law."
+
+
 def table(points: Sequence[Point]) -> str:
     """Every point."""
     head = "model, batching | ISL/OSL | load | requests/s | tokens/s | TTFT ms | ITL ms | E2E ms | Little | verdict"
@@ -112,7 +123,7 @@ def table(points: Sequence[Point]) -> str:
         )
         for point in points
     ]
-    return f"### Points\n\nMeans.\n\n{markdown(head, rows)}"
+    return f"### Points\n\n{OF_POINTS}\n\n{markdown(head, rows)}"
 
 
 def _asked(point: Point) -> str:
@@ -172,16 +183,16 @@ def decoding(fitted: Fit, points: Sequence[Point], steps: Sequence[DecodeSteps])
         off = percent(fitted_s / step.median_s - 1, 1, sign=True)
         rows.append((f"{step.isl:g}/{step.osl:g}", which, f"{step.tokens:,}", _ms(step.median_s), _ms(fitted_s), off))
     note = (
-        "Decode steps, medians of all levels: the time between two tokens of a request while no other had its first. "
-        "The fit knows of them what the closed loops show: mean ITL, and gaps at 50 and 95 %."
+        "Decode steps: the time between two tokens of a request while no other request got its first token; medians of "
+        "all levels. The fit knows only what closed loops show of them: mean ITL, and the p50 and p95 of gaps."
     )
     head = "ISL/OSL | sequences | tokens | measured ms | fitted ms | error"
     return f"{note}\n\n{markdown(head, rows)}" if rows else ""
 
 
 OF_RANDOM = (
-    "Poisson arrivals, which the fit has not seen: of the very requests that were sent, where it is known which of "
-    "them counted."
+    "Poisson arrivals, which the fit has not seen. Where it is known which of the requests sent were counted, the very "
+    "requests sent are simulated."
 )
 
 
@@ -221,9 +232,10 @@ def coefficients(fitted: Fit, facts: Mapping[str, Any]) -> str:
         for name, cost_s, least_s in rows
     ]
     note = (
-        "Least: bytes over the bandwidth of a copy, operations over the rate of a bf16 product, which is the one that "
-        "was measured; all weights. "
-        "The points tell better what a sequence and its context cost together than each: one may lie below its limit."
+        "The least is bytes over the bandwidth of a copy, or operations over the rate of a bf16 product, the only one "
+        "measured. It counts all weights. "
+        "The points show what a sequence and its context cost together better than what each costs: one may lie below "
+        "its limit."
     )
     return markdown("what | fitted | least by the ceilings | reached", cells) + f"\n\n{note}"
 
@@ -326,7 +338,7 @@ def passes(file: Path) -> str:
             card_s, since_s = (statistics.median(column) for column in zip(*times, strict=True))
             rows.append((served, f"≤ {batch}", str(len(times)), _ms(card_s), _ms(since_s), percent(card_s / since_s)))
     head = "served | decoding | passes | on the card, ms | pass to pass, ms | share"
-    note = "Decoding passes only. What is not on the card is scheduling, packing, Triton and Python."
+    note = "Decoding passes only. The time off the card goes to scheduling, packing, Triton and Python."
     return f"### While serving\n\n{note}\n\n{markdown(head, rows)}" if rows else ""
 
 

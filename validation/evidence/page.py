@@ -99,21 +99,21 @@ MoE models have a fit of their own, in which effects on prompts may differ more 
 likelihood of their rows says so (`python -m validation.evidence.silicon_fit --deviations`); that of dense models' rows
 does not.
 
-vLLM's dense servers would gain half a point of ITL with whole corrections. Half stayed, because of a newer vLLM on a
+vLLM's dense servers would gain half a point of ITL with whole corrections. Half was kept because of a newer vLLM on a
 real H200 ([gpu-measurements.md](gpu-measurements.md)): its steps are predicted within 6 % in the median with half, and
 9 to 24 % too long with all. An MoE model there, by which nothing was chosen, is predicted poorly: ITL 29 % and TTFT
 35 % off on average, nearly always too short.
 
 *gpt-oss on Blackwell* is timed with activations in MXFP8, as TensorRT-LLM and SGLang multiply it by default (vLLM does
-not). *AIConfigurator* has the same choice here. Decode steps of TensorRT-LLM are within 10 % with it; with the
-library's own choice of 16 bits, they were 2.4 times as long as measured, MoE models on Blackwell came out 22.9 %
+not). *AIConfigurator* has the same choice here. Decode steps of TensorRT-LLM are within 10 % with it. With the
+library's own choice of 16 bits, they were 2.4 times as long as measured. MoE models on Blackwell were then 22.9 %
 (TTFT; 94.4 % at p90), 9.3 % (ITL; 61.1) and 9.9 % (requests/s; 44.5) off, and what those rows taught was applied to
 dense models as well.
 
 *vLLM* is assumed to schedule a step ahead from 0.14 on, as its defaults say. On a real H200
 ([gpu-measurements.md](gpu-measurements.md)), TTFT p50 under random arrivals was estimated 23 % off in the median
-without that and 12 % off with it. In this sample TTFT gains 0.5 to 2 points, and ITL of MoE models loses 0.3. Most
-TensorRT-LLM rows are release candidates of 1.0, which come out worse with it, so its estimates have none.
+without that and 12 % off with it. In this sample it improves TTFT by 0.5 to 2 points and worsens ITL of MoE models by
+0.3. Most TensorRT-LLM rows are release candidates of 1.0, which come out worse with it, so its estimates have none.
 
 *SGLang* is assumed to compute waiting prompts before it continues decoding, and to schedule one step ahead. This was
 checked against its own overlapped scheduler at the pace of its kernels:
@@ -126,26 +126,26 @@ checked against its own overlapped scheduler at the pace of its kernels:
 How the measured servers were started decides what is learned of them, and the sample does not say. The effects are
 fitted with the settings below.
 
-*TensorRT-LLM of InferenceX*, which publishes its launch scripts. By these it computes whole prompts, with 16,384 tokens
-an iteration (Llama 70B), 20,000 (gpt-oss) or what one prompt takes (DeepSeek). Llama 70B at 1k/1k on fewer than eight
-GPUs lets prompts wait for others up to 20 steps (`batch_wait_timeout_iters`). The 54 rows show that to the step: on
-B200 and H200, with all counts of users, their TTFT is 19.9 decode steps longer in the median (16.7 to 21.9 in eight of
-ten) than it was estimated to be. On eight GPUs or at other lengths, it is not. Simulated so, with the same effects,
-TTFT errs by 5.2 % in the median instead of 63 %.
+*TensorRT-LLM of InferenceX.* InferenceX publishes its launch scripts. By these, TensorRT-LLM computes whole prompts,
+with 16,384 tokens an iteration (Llama 70B), 20,000 (gpt-oss) or what one prompt takes (DeepSeek). Llama 70B at 1k/1k on
+fewer than eight GPUs lets prompts wait for others up to 20 steps (`batch_wait_timeout_iters`). The 54 rows show that to
+the step: on B200 and H200, with all counts of users, their TTFT is 19.9 decode steps longer in the median (16.7 to 21.9
+in eight of ten) than it was estimated to be. On eight GPUs and at other lengths, it is not longer. Simulated with the
+wait and the same effects, TTFT errs by 5.2 % in the median instead of 63 %.
 
-*NVIDIA's own rows* (TensorRT-LLM 1.0.0rc3, vLLM 0.12 on H100) are taken to be started as its own generator starts these
-engines: with a budget of ISL + 2,012 tokens, and prompts whole on TensorRT-LLM. That is an inference; nobody says so.
-In the logarithm, TTFT scatters about what the kernels say by
+*NVIDIA's own rows* (TensorRT-LLM 1.0.0rc3, vLLM 0.12 on H100) are taken to be started as NVIDIA's own generator starts
+these engines: with a budget of ISL + 2,012 tokens, and prompts whole on TensorRT-LLM. That is an inference; nobody says
+so. In the logarithm, TTFT scatters about what the kernels say by
 
 - 0.14 to 0.24 for Qwen3 with these settings (median; at p90 0.39 to 0.45);
 - 0.22 to 0.29 for Qwen3 with the engines' defaults (median; at p90 0.58 to 0.87);
 - 0.44 for Llama-3.1-8B either way.
 
-*SGLang of InferenceX* is all of the sample's SGLang. Its launch scripts set chunks of 16,384 (NVFP4) or 32,768 tokens
+*SGLang of InferenceX* is the sample's only SGLang. Its launch scripts set chunks of 16,384 (NVFP4) or 32,768 tokens
 and, on Blackwell, a look at new requests only every 10 decode steps, from 16 users every 30
-(`--scheduler-recv-interval`). The rows show that: from 8 to 16 users TTFT takes ten steps longer on B200 and B300, but
-not on H200, which is started without. Before these settings were used, estimates of the Blackwell rows with prompts of
-922 tokens had TTFT 25 to 58 % too short, and the effects took that wait for work on prompts.
+(`--scheduler-recv-interval`). The rows show that: from 8 to 16 users, TTFT takes ten steps longer on B200 and B300, but
+not on H200, which is started without. Before the fit had these settings, estimates of the Blackwell rows with prompts
+of 922 tokens had TTFT 25 to 58 % too short, and the effects took that wait for work on prompts.
 
 The simulator follows SGLang itself with an interval of 10, at the pace of its kernels, within 5.6, 2.2, 0.9 and 1.9 %
 (p50 and p95 TTFT, mean ITL, p95 E2E, median of nine rounds of random arrivals, nothing fitted). Without the interval,
@@ -222,7 +222,7 @@ were void for that, and its highest rate at 512 tokens is not judged.
 
 *The law is asked about the very arrivals that a round sent*, starting from an empty server. On the H200 and of SGLang
 the lengths of the requests are known too; elsewhere their seed was not kept, and sixty draws of them are averaged. For
-six rounds of vLLM the arrivals are not known either, and the law is asked about any. Requests are counted as
+six rounds of vLLM the arrivals are not known either, and the law is asked about any arrivals. Requests are counted as
 `calibration` counts them: one at an edge of the window by the share of its time inside, as under a load that goes on.
 Where in a decode step each reaches the scheduler is left to chance.
 

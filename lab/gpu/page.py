@@ -43,7 +43,8 @@ not TensorRT-LLM's. These curves show what this engine does, and how well the pl
 
 WITH_VLLM = """\
 vLLM on a real GPU: every measured point, then the planner's law fitted to the closed loops. The fit is compared with
-the decode steps, with Poisson arrivals that it has not seen, and with the estimate made before any measurement.
+decode steps where they are known, with Poisson arrivals that it has not seen, and with the estimate made before any
+measurement.
 
 - *Server*: `vllm serve` with its own defaults (chunked prefill, prefix caching, asynchronous scheduling, CUDA graphs,
   FlashAttention 3), at most 256 sequences and 8,192 tokens of context, without FlashInfer's sampler.

@@ -164,12 +164,9 @@ runs in view*: the engine's look-ahead and the cost of a prompt.
 ### Closed loops of vLLM and SGLang
 
 The closed loops that the next rows are fitted to, as `predict --concurrency` predicts them, percentiles included.
-
-- *Other loads*: four levels of a mix are fitted, and every measurement of the levels between them is predicted.
-- *More users*: the two highest levels are predicted from those below.
-
-The note has straight lines in logarithms through the same figure of the fitted levels, if two of these have it: a
-measured p95 takes some two hundred requests.
+*Other loads*: four levels of a mix are fitted, and every measurement of the levels between them is predicted. *More
+users*: the two highest levels are predicted from those below. The note has straight lines in logarithms through the
+same figure of the fitted levels, if two of these have it: a measured p95 takes some two hundred requests.
 
 Most of these loops had 20 to 150 requests of varying lengths, some of one user three, so a good part of each error is
 luck. The more luck the lengths of a fitted level hold, the less of it is carried over to others. The bands allow for
@@ -201,8 +198,7 @@ rate has three rounds (30 to 60 seconds at the pace of GPUs, 25 on the CPU), whi
   overlap. Two mixes are *overlapped*, as SGLang schedules beside a GPU, and so is one with a *receive interval* of 10
   steps, which SGLang reports.
 
-*Disturbed runs of SGLang* were measured again. Disturbed means that other virtual machines took more of the processors'
-time than
+*Runs of SGLang were measured again* if other virtual machines took more of the processors' time than
 
 - 10 % for the overlapped server, whose steps queue ahead of the GPU's;
 - 15 % for the other prompts of 1,500 tokens, but those of the prefix cache;
@@ -240,7 +236,7 @@ r under a limit of m. So the fit is asked, as a plan asks it, for the most reque
 without headroom.
 
 - The limit is freed from the luck of the arrivals as far as the law can tell it: it is the law's p95 of a long run at
-  r, times measured over predicted p95 of the arrivals that were sent.
+  r, times measured over predicted p95 of the arrivals sent.
 - Limits of at most 1.25 times the latency of an idle replica, of which a plan warns, are not judged: latency hardly
   depends on the load there.
 - For comparison, the row has the rule of means: the requests/s at the highest concurrency whose mean meets the limit,

@@ -13,7 +13,7 @@ from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 
 KNEE = 4.0
-"""Sharpness of the change from memory-bound to compute-bound; 4 follows measured curves closely."""
+"""Sharpness of a dense model's change from memory-bound to compute-bound; 4 follows measured curves closely."""
 LEAST_EXPONENT = -40.0
 """Its exp is below the rounding error of 1; numbers next to 0 slow a processor down."""
 
@@ -82,11 +82,14 @@ class StepLaw:
 
         T = overhead + knee(n) + sequence d + kv_token C                                   (no prefill)
         T = overhead + knee(n) + sequence d + kv_token C + attention A + prefill           (P > 0)
-        knee(n) = (weights^k + (token n)^k)^(1/k),     k = 4
+        knee(n) = (weights^k + (token n)^k)^(1/k),     k = 4; of an MoE model k = 1
 
     `weights` is the time to read the weights once (memory-bound floor), `token` the arithmetic of one token
-    (compute-bound slope); the knee joins them, as in a roofline. A = sum of p (s + p/2) over the prompt chunks of
-    p tokens that follow s tokens already cached: the quadratic part of prefill attention.
+    (compute-bound slope); the knee joins them, as in a roofline. In an MoE model they add up: products of experts, few
+    tokens each, still wait for weights where those of attention already wait for arithmetic, and one follows the other.
+    Its kernels' times are straight lines in n, up to 16,384 tokens.
+    A = sum of p (s + p/2) over the prompt chunks of p tokens that follow s tokens already cached: the quadratic part of
+    prefill attention.
     `request_s` is the time that every request pays once outside the iterations: network, tokenizer, first
     detokenization. `send_s` is the time that the server's front end takes to send one token; see `sending_s`.
 
@@ -120,7 +123,7 @@ class StepLaw:
     @property
     def has_experts(self) -> bool:
         """True for an MoE model: the more tokens, the more of its weights are read."""
-        return self.unread > 0 and self.unread_decay > 0
+        return self.unread_decay > 0
 
     def weights_of_s(self, tokens: float | Floats) -> Floats:
         """Seconds to read the weights that `tokens` tokens (1 or more) need (elementwise; one value if always all)."""
@@ -135,9 +138,11 @@ class StepLaw:
     def tokens_s(self, tokens: float | Floats) -> Floats:
         """Seconds of the matrix products of `tokens` tokens and the fixed overhead (elementwise).
 
-        The knee of sharpness KNEE = 4 by squares and square roots, three times as fast as powers.
+        A dense model's knee of sharpness KNEE = 4 by squares and square roots, three times as fast as powers.
         """
         arithmetic_s = self.token_s * np.asarray(tokens, float)
+        if self.has_experts:
+            return np.asarray(self.overhead_s + self.weights_of_s(tokens) + arithmetic_s, float)
         fourth_powers = np.square(np.square(self.weights_of_s(tokens))) + np.square(np.square(arithmetic_s))
         return np.asarray(self.overhead_s + np.sqrt(np.sqrt(fourth_powers)), float)
 
@@ -209,6 +214,23 @@ class StepLaw:
     def scaled(self, factor: float) -> StepLaw:
         """The law of an engine whose every time is `factor` times as long."""
         return replace(self, **{name: factor * getattr(self, name) for name in COEFFICIENTS})
+
+    def with_unread(self, unread: float) -> StepLaw:
+        """The law of an MoE model with the share `unread` (above 0) and all times as they are.
+
+        Overhead and what is read for any token are one constant of an iteration, of which nothing tells the parts.
+        Where the share would leave no overhead, it is larger.
+
+        >>> law = StepLaw(20e-3, 5e-3, 30e-6, 0.0, 0.0, unread=0.6, unread_decay=0.9)
+        >>> other = law.with_unread(0.8)
+        >>> round(1e3 * other.weights_s, 6), round(1e3 * other.overhead_s, 6), law.tokens_s(1) == other.tokens_s(1)
+        (15.0, 10.0, True)
+        """
+        by_experts_s = self.weights_s * self.unread
+        all_s = self.weights_s + self.overhead_s
+        weights_s = min(by_experts_s / unread, all_s)
+        share = by_experts_s / weights_s if weights_s > 0 else unread
+        return replace(self, weights_s=weights_s, overhead_s=all_s - weights_s, unread=share)
 
     def with_values(self, **seconds: float) -> StepLaw:
         """A copy with some coefficients replaced; the bend stays."""
@@ -360,7 +382,8 @@ class Roughness:
     """How an engine departs from its law; known to the simulator only, for studies of what a wrong law costs.
 
     `padding`: decode batches are computed as the next multiple of it (CUDA graphs). `knee`: sharpness of the change
-    from memory-bound to compute-bound (the law has 4). `jitter`: cv of a lognormal factor on every iteration.
+    from memory-bound to compute-bound of a dense model (the law has 4). `jitter`: cv of a lognormal factor on every
+    iteration.
     """
 
     padding: int = 1

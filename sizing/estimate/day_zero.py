@@ -168,7 +168,7 @@ class Efficiency:
 
 
 EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
-    {"dense": Efficiency(0.84, 0.87, 0.58, 68e-6, 72e-6), "moe": Efficiency(0.76, 0.81, 0.29, 99e-6, 155e-6)}
+    {"dense": Efficiency(0.84, 0.87, 0.58, 68e-6, 72e-6), "moe": Efficiency(0.86, 0.75, 0.44, 103e-6, 101e-6)}
 )
 """By the kind of the model: those with the least mean error over all shipped laws, ten GPUs and TP 1 to 8."""
 EXCHANGED_BYTES = 4

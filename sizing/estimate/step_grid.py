@@ -159,9 +159,7 @@ def _solve(steps: Steps, shape: StepLaw) -> _Solution:
     values, residual = nnls(columns / scale, steps.weight)
     overhead, token, sequence, kv_token, attention, prefill = (float(value) for value in values / scale)
     law = StepLaw(shape.weights_s * token, overhead, token, sequence, kv_token, attention, prefill)
-    if shape.unread:
-        law = law.with_values(unread=shape.unread, unread_decay=shape.unread_decay)
-    return _Solution(law, float(residual))
+    return _Solution(law.with_values(unread=shape.unread, unread_decay=shape.unread_decay), float(residual))
 
 
 def law_seconds(law: StepLaw, steps: Steps) -> Floats:

@@ -37,20 +37,23 @@ class Timed:
 
 def time_kernels(model: Model, gpu: str, layout: Layout, precision: Precision, engine: str) -> Timed:
     """What the engine's kernels say. Raises EstimateUnavailable with the reason where they were not timed."""
-    return time_engine(kernels.open_engine(model, gpu, engine, layout, precision), model.unrouted)
+    opened = kernels.open_engine(model, gpu, engine, layout, precision)
+    return time_engine(opened, model.unrouted, unread_share(model, layout))
 
 
 @lru_cache(maxsize=1024)
-def time_engine(engine: kernels.TimedModel, unrouted: float) -> Timed:
+def time_engine(engine: kernels.TimedModel, unrouted: float, unread: float) -> Timed:
     """What the kernels of one engine say; `unrouted`: share of an MoE model's experts that a token does not use. All
-    ranks have the same, so one more token in each leaves out that share to the power of their number."""
+    ranks have the same, so one more token in each leaves out that share to the power of their number. `unread`: see
+    `unread_share`, as the steps do not tell what is read for any token from overhead."""
     # Costs scipy.optimize, a quarter of a second that shipped laws do without.
     from sizing.estimate.step_grid import fit_steps, observe
 
     memory = kernels.memory(engine)
     steps = observe(engine, max(memory.kv_tokens(GRID_LENGTH), LEAST_GRID))
     fit = fit_steps(steps, unread_decay=unrouted**engine.layout.dp)
-    return Timed(engine.backend, engine.version, fit.law, fit.mean_error, fit.rms_error, memory)
+    law = fit.law.with_unread(unread) if unread and fit.law.unread else fit.law
+    return Timed(engine.backend, engine.version, law, fit.mean_error, fit.rms_error, memory)
 
 
 RELATIVE_SIGMA: Mapping[str, float] = MappingProxyType({"dense": 0.28, "moe": 0.40})

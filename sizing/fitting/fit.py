@@ -55,7 +55,7 @@ from sizing.fitting.levels import (
 )
 from sizing.fitting.parameters import LawError
 from sizing.fitting.result import CoveredRange, Distrust, Fit, PointError, Unknown
-from sizing.fitting.search import APART, BESIDE_KERNELS, KERNEL_TIMED, LITTLE, Known, Trial, best_trial, is_timed
+from sizing.fitting.search import APART, KERNEL_TIMED, LITTLE, Known, Trial, best_trial, is_timed
 from sizing.numbers import Floats
 from sizing.points import STARTS, UNSAID, UNTOLD, Deployment, Point, Protocol, Scheduling, same_isl
 from sizing.prediction import Caution
@@ -175,8 +175,6 @@ def fit(
         rules = _within_memory(rules, told, chosen)
     shares = unread_shares(chosen[0].model)
     kv_known = kv_tokens is not None or (batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS)
-    if prior == "day zero" and law is not None and shares is not None and shares[0] > 0 and not one_level:
-        law = law.with_values(prefill_s=BESIDE_KERNELS * law.prefill_s)
     assumed = batching is None and scheduling.lookahead_steps is None and rules[0].lookahead_steps > 0
     seen = _with_budget_seen(rules, chosen) if batching is None and scheduling.token_budget is None else ()
     known = Known(rules, _of_shape(law, shares), kv_known, shares is not None, told.error, assumed, seen)
@@ -309,6 +307,8 @@ def _of_shape(prior: StepLaw | None, shares: tuple[float, float] | None) -> Step
     """The law to lean on, with the unread shares that follow from the model's shape where it is known."""
     if shares is None:
         return prior
+    if prior is not None and prior.unread and prior.unread_decay == shares[1] > 0:
+        return prior.with_unread(shares[0])
     return replace(prior or FREE, unread=shares[0], unread_decay=shares[1])
 
 

@@ -93,10 +93,11 @@ def shares(law: StepLaw, batch: float, context: float, prompt_tokens: float = 0.
     """
     tokens = batch + prompt_tokens
     weights_s, arithmetic_s = float(law.weights_of_s(tokens)), law.token_s * tokens
-    powers = weights_s**KNEE + arithmetic_s**KNEE
-    products_s = powers ** (1 / KNEE)
+    sharpness = 1.0 if law.has_experts else KNEE
+    powers = weights_s**sharpness + arithmetic_s**sharpness
+    products_s = powers ** (1 / sharpness)
     by_weights, by_arithmetic = (
-        products_s * part_s**KNEE / powers if powers > 0 else 0.0 for part_s in (weights_s, arithmetic_s)
+        products_s * part_s**sharpness / powers if powers > 0 else 0.0 for part_s in (weights_s, arithmetic_s)
     )
     prefill_s = law.attention_s * prompt_tokens**2 / 2 + law.prefill_s if prompt_tokens > 0 else 0.0
     parts = Shares(

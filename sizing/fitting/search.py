@@ -381,10 +381,6 @@ MIXTURE_SIGMAS = {"weights_s": 0.5, "overhead_s": 0.25, "prefill_s": 0.5, "reque
 which depends on the batch, and hardly by what every step takes; it misses TTFT mostly outside the iterations, by up to
 `REQUEST_S`, or by the start of the users. Attributed to the fixed cost of an iteration with a prompt, that miss made it
 35 times what was timed, and ITL at other loads as wrong."""
-BESIDE_KERNELS = 2.7
-"""The fixed cost of an MoE model's iteration with a prompt, over what summed kernels give for it: from published
-servers, each pair of lengths predicted from the others. Short prompts hardly separate it from the cost of their tokens,
-and what is misread as the latter grows with the prompt. Not used for one level, which separates nothing."""
 LITTLE_OF_NOTHING = 0.1
 """With one level, what an estimate leaves at 0 (time outside iterations) starts at this share of the rough guess. From
 the whole guess, a level that is just as estimated would be explained by another law."""
@@ -400,9 +396,13 @@ def guess(
     where it has a value and says more than the points do, `prior_error` its relative standard error."""
     timed_dense = is_timed(prior, prior_error) and not prior.has_experts
     as_read = _unqueued(points, prior) if timed_dense or of_one_level(points) else points
-    rough = np.array(law_of_points(as_read, prior).seconds)
+    rough_law = law_of_points(as_read, prior)
+    rough = np.array(rough_law.seconds)
     centre, sigma, shared = np.log(rough), np.array(DATA_SIGMAS.seconds), np.zeros((len(rough), 1))
-    if ttft_s(longest_prompts(points)) > COMPUTE_BOUND * itl_s(min(points, key=in_flight)):
+    step_s = itl_s(min(points, key=in_flight))
+    if prior is not None and prior.has_experts:  # of which a step of few sequences reads little
+        step_s = rough_law.weights_s + rough_law.overhead_s
+    if ttft_s(longest_prompts(points)) > COMPUTE_BOUND * step_s:
         sigma[COEFFICIENTS.index("token_s")] = PROMPT_SIGMA
     if prior is not None:
         values, sigmas = np.array(prior.seconds), np.array(PRIOR_SIGMAS.seconds)
@@ -477,14 +477,17 @@ def law_of_points(points: Sequence[Point], prior: StepLaw | None = None) -> Step
     more_read_s = weights_s * (read(in_flight(busy)) - read(in_flight(calm)))
     rise_s = max((itl_s(busy) - step_s - more_read_s) / max(in_flight(busy) - in_flight(calm), 1), 1e-3 * step_s)
     first_s = ttft_s(calm)
+    overhead_s = max(0.95 * step_s - weights_s * read(in_flight(calm)), 0.2 * step_s)
     prompt_s = ttft_s(long)
+    if prior is not None and prior.has_experts:  # whose reading adds to the arithmetic
+        prompt_s = max(prompt_s - weights_s - overhead_s, 0.1 * prompt_s)
     token_s = min([prompt_s / long.computed_tokens, *seconds_per_token(points)])
     context = busy.isl + busy.osl / 2
     sequence_s = 0.5 * rise_s / (1 + context / KV_OF_SEQUENCE)
     rest_s = max(first_s - step_s, 0.1 * first_s)
     return StepLaw(
         weights_s=weights_s,
-        overhead_s=max(0.95 * step_s - weights_s * read(in_flight(calm)), 0.2 * step_s),
+        overhead_s=overhead_s,
         token_s=0.7 * token_s,
         sequence_s=sequence_s,
         kv_token_s=sequence_s / KV_OF_SEQUENCE,

@@ -516,6 +516,8 @@ def matrices_s(engine: Engine, tokens: int) -> float:
     dense_s = engine.token_s * tokens
     if engine.knee == KNEE:
         return math.sqrt(math.sqrt(weights_s**4 + dense_s**4))
+    if engine.knee == 1:
+        return weights_s + dense_s
     longer_s = max(weights_s, dense_s)
     if longer_s == 0:
         return 0.0

@@ -264,7 +264,7 @@ def engine_of(replica: Replica, shared_tokens: int = 0, *, by_priority: bool = F
         *(rule.batch_wait_steps, rule.batch_wait_ratio * rule.token_budget),
         replica.lane_tokens,
         *replica.draft_s,
-        *(rough.padding, rough.knee, rough.jitter),
+        *(rough.padding, 1 if law.has_experts else rough.knee, rough.jitter),
         *((1, *map(tuple, law.bend.tables)) if law.bend.sequences else (0, NO_BEND, NO_BEND)),
     )
     record: Any = np.array(values, _ENGINE)[()]

@@ -369,7 +369,7 @@ class SlowReplica:
         return [longest if self.batching.padded else s.isl for s in batch]
 
     def _spend(self, lanes: int, context: float, prompt_tokens: int, attention: float) -> None:
-        law, knee = self.law, self.rough.knee
+        law, knee = self.law, 1.0 if self.law.unread_decay else self.rough.knee
         padded = math.ceil(lanes / self.rough.padding) * self.rough.padding
         tokens = padded * self.checked_tokens + prompt_tokens
         read_s = law.weights_s * (1 - law.unread * law.unread_decay ** max(tokens - 1, 0))

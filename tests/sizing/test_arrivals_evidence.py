@@ -25,7 +25,7 @@ from sizing.catalog import Layout
 from sizing.edge import run_at
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.estimate import estimate, kernels
-from sizing.estimate.timed import time_engine
+from sizing.estimate.timed import time_kernels
 from sizing.fitting import fit
 from sizing.fitting.levels import point_runs
 from sizing.plans import Candidate
@@ -306,7 +306,7 @@ def test_an_engine_that_computes_prompts_first_is_found_to_do_so() -> None:
 def kernels_law(points: list[Point]) -> StepLaw:
     """The law of the kernels at whose pace SGLang ran, and the time outside the engine that one user shows."""
     model = catalog.model("Qwen/Qwen3-32B")
-    law = time_engine(kernels.open_engine(model, "h100_sxm", "sglang", Layout(2), "bf16"), model.unrouted).law
+    law = time_kernels(model, "h100_sxm", Layout(2), "bf16", "sglang").law
     alone_s = [point.ttft_mean_s or math.nan for point in points if point.load_value == 1]
     return replace(law, request_s=float(np.mean(alone_s)) - law.prefill_alone_s(points[0].isl))
 

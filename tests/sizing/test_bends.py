@@ -48,7 +48,6 @@ from sizing.fitting.levels import (
 from sizing.fitting.parameters import BEND_SD, EXACT, PROMPT_BEND_SD, LawError, bend_of, law_parameters, moved
 from sizing.fitting.result import Variants
 from sizing.fitting.search import (
-    BESIDE_KERNELS,
     BUDGET_PRICE,
     CHUNK_PRICE,
     POLICY_PRICE,
@@ -318,7 +317,7 @@ def test_the_first_guess_takes_no_queue_of_prompts_for_the_time_of_a_request(
 ) -> None:
     """TTFT of the fewest users, if a user alone was not measured, is what timed kernels of a dense model say at most:
     whether all began at once, so that it is ten times as long, then makes no difference to where the search starts."""
-    prior = GPU.with_values(unread=unread, unread_decay=0.9)
+    prior = GPU.with_values(unread=unread, unread_decay=0.9 if unread else 0.0)
     short, long = ([level(each, ttft_s=ttft_s) for each in users] for ttft_s in (1.0, 10.0))
     request = COEFFICIENTS.index("request_s")
     starts = [guess(points, prior)[0][request] for points in (short, long)]
@@ -560,38 +559,6 @@ def test_a_law_without_attention_leans_on_that_of_the_shape() -> None:
     )
     known = prior_law(point.deployment, point.lengths)
     assert known is not None and known.law.attention_s == pytest.approx(share * known.law.token_s)
-
-
-@pytest.mark.parametrize(
-    ("model", "levels", "more"),
-    [
-        ("deepseek-ai/DeepSeek-R1", (1, 16), BESIDE_KERNELS),
-        ("deepseek-ai/DeepSeek-R1", (16,), 1.0),
-        ("meta-llama/Llama-3.1-70B-Instruct", (1, 16), 1.0),
-    ],
-    ids=["mixture", "one level", "dense"],
-)
-def test_a_mixture_s_prompts_take_more_beside_their_tokens_than_kernels(
-    monkeypatch: pytest.MonkeyPatch, model: str, levels: tuple[int, ...], more: float
-) -> None:
-    leant_on: list[Known] = []
-    search = vars(fit_module)["best_trial"]
-
-    def seen(observed: Observed, known: Known) -> Trial:
-        leant_on.append(known)
-        trial: Trial = search(observed, known)
-        return trial
-
-    monkeypatch.setattr(fit_module, "best_trial", seen)
-    told = {"model": model, "gpu": "b200_sxm", "precision": "fp8", "tp": 8, "engine": "vllm"}
-    points = [dataclasses.replace(level(users), **told) for users in levels]
-    kernels = prior_law(points[0].deployment, points[0].lengths)
-    assert kernels is not None and kernels.law is not None
-    fit(points)
-    (known,) = leant_on
-    assert known.prior is not None and kernels.law.prefill_s > 0
-    assert known.prior.prefill_s == pytest.approx(more * kernels.law.prefill_s)
-    assert known.prior.token_s == kernels.law.token_s
 
 
 def test_one_level_leaves_the_cost_of_a_token_freer() -> None:

@@ -9,7 +9,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from sizing.catalog import Layout, gpus, models
+from sizing.catalog import Layout, gpus, models, unread_share
 from sizing.errors import DoesNotFit, EstimateUnavailable
 from sizing.estimate import estimate, kernels
 from sizing.estimate.timed import time_engine
@@ -42,7 +42,7 @@ DENSE = [
 def test_law_follows_the_kernel_timings(name: str, gpu: str, tp: int, precision: str) -> None:
     """On batches and contexts between those of the fit: mean error within 5 % for decode and 7 % for prefill."""
     engine = kernels.open_engine(models()[name], gpu, "trtllm", Layout(tp), precision)
-    timed = time_engine(engine, models()[name].unrouted)
+    timed = time_engine(engine, models()[name].unrouted, unread_share(models()[name], engine.layout))
     law, kv_tokens = timed.law, timed.memory.kv_tokens(2256)
     decode = [
         law.decode_s(batch, batch * context) / engine.decode_s(batch, context) - 1
@@ -73,7 +73,7 @@ def test_law_follows_mixtures_of_experts(name: str, tp: int, precision: str, cho
     """Decode between the points of the fit within 6 % on average, a single sequence's within 12 %."""
     assert models()[name].unrouted == pytest.approx(1 - chosen)
     engine = kernels.open_engine(models()[name], "h200_sxm", "trtllm", Layout(tp), precision)
-    law = time_engine(engine, models()[name].unrouted).law
+    law = time_engine(engine, models()[name].unrouted, unread_share(models()[name], engine.layout)).law
     assert law.unread_decay == pytest.approx(1 - chosen)
     grid = [(batch, context) for batch in (1, 3, 6, 12, 24, 48, 96, 192) for context in (400, 1500, 3000, 6000)]
     errors = np.array([law.decode_s(n, n * context) / engine.decode_s(n, context) - 1 for n, context in grid])

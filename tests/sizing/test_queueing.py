@@ -138,6 +138,19 @@ def test_weights_that_few_tokens_need(decay):
     assert law.weights_of_s(1) == LAW.weights_s * (1 - 0.7)
 
 
+@given(tokens=st.floats(1, 20_000), unread=st.floats(0, 0.99), decay=st.floats(0.5, 0.99))
+def test_reading_and_arithmetic_add_up_in_a_mixture_and_overlap_in_a_dense_model(tokens, unread, decay):
+    """Of a dense model the greater counts, or up to a fifth more where both are alike."""
+    mixture = LAW.with_values(unread=unread, unread_decay=decay)
+    arithmetic_s = LAW.token_s * tokens
+    both_s = float(mixture.weights_of_s(tokens)) + arithmetic_s
+    assert mixture.tokens_s(tokens) - LAW.overhead_s == pytest.approx(both_s)
+    greater_s = max(LAW.weights_s, arithmetic_s)
+    dense_s = float(LAW.tokens_s(tokens)) - LAW.overhead_s
+    assert greater_s <= dense_s * (1 + 1e-12)
+    assert dense_s <= (1 + 1e-12) * min(2**0.25 * greater_s, LAW.weights_s + arithmetic_s)
+
+
 @pytest.mark.parametrize("policy", IN_FLIGHT)
 @pytest.mark.parametrize(("lengths", "budget"), [(Lengths(60, 300), 16_384), (FIXED, 2048), (VARIED, 4096)])
 def test_prompts_that_come_are_prompts_served(policy, lengths, budget):

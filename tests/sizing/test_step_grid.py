@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sizing.catalog import Layout, Precision, models
 from sizing.engine import StepLaw
 from sizing.errors import FitError
+from sizing.estimate import kernels
 from sizing.estimate.step_grid import FAR_WEIGHT, fit_steps, law_seconds, observe
+from tests.sizing.test_estimate import with_kernels
 
 ROOM = 2_000_000
 
@@ -54,6 +57,30 @@ def test_fit_claims_no_unread_weights_where_all_are_read() -> None:
     law = StepLaw(15e-3, 1e-3, 20e-6, 8e-6, 45e-9, 9e-10, 1e-3)
     found = fit_steps(observe(Exact(law), ROOM), unread_decay=0.9).law
     assert found.unread * found.weights_s < 0.01 * law.weights_s
+
+
+@with_kernels
+@pytest.mark.measured
+@pytest.mark.parametrize(
+    ("model", "gpu", "layout", "precision", "engine"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "h200_sxm", Layout(), "bf16", "vllm"),
+        ("Qwen/Qwen3-235B-A22B", "h100_sxm", Layout(8), "fp8", "vllm"),
+        ("openai/gpt-oss-120b", "b200_sxm", Layout(), "mxfp4", "trtllm"),
+    ],
+)
+def test_kernels_of_a_mixture_take_a_straight_line_in_its_prompts_tokens(
+    model: str, gpu: str, layout: Layout, precision: Precision, engine: str
+) -> None:
+    """From 512 to 16,384 tokens of short prompts: weights are read beside the arithmetic, not behind it."""
+    tokens = 2.0 ** np.arange(9, 15)
+    timed = kernels.open_engine(models()[model], gpu, engine, layout, precision)
+    seconds = np.array([timed.mixed_s(int(each), 0, 32) for each in tokens])
+    slope, start_s = np.polyfit(tokens, seconds, 1, w=1 / seconds)
+    errors, reading_s = (start_s + slope * tokens) / seconds - 1, timed.decode_s(128, 32)
+    print(f"{model}: {np.abs(errors).max():.1%} off; starts at {start_s:.4f} s, 128 sequences take {reading_s:.4f} s")
+    assert np.abs(errors).max() < 0.08
+    assert start_s == pytest.approx(reading_s, rel=0.35)
 
 
 def test_fit_scales_with_time() -> None:

@@ -167,7 +167,7 @@ def rows_of(series: Series) -> list[Row]:
         raise EstimateUnavailable("without timings of their engine and layout")
     try:
         opened = kernels.open_engine(model, gpu.id, first.engine, layout, precision)
-        timed = time_engine(opened, model.unrouted)
+        timed = time_engine(opened, model.unrouted, catalog.unread_share(model, opened.layout))
     except EstimateUnavailable:
         raise EstimateUnavailable("without timings of their engine and layout") from None
     server = Server(first.engine, gpu.id, precision, model.kind, first.engine_version, model.shape)

@@ -307,8 +307,9 @@ def _of_shape(prior: StepLaw | None, shares: tuple[float, float] | None) -> Step
     """The law to lean on, with the unread shares that follow from the model's shape where it is known."""
     if shares is None:
         return prior
-    if prior is not None and prior.unread and prior.unread_decay == shares[1] > 0:
-        return prior.with_unread(shares[0])
+    if prior is not None and prior.unread and shares[0] and math.isclose(prior.unread_decay, shares[1], rel_tol=1e-5):
+        prior = prior.with_unread(shares[0])
+        return replace(prior, unread_decay=shares[1])
     return replace(prior or FREE, unread=shares[0], unread_decay=shares[1])
 
 

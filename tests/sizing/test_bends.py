@@ -561,6 +561,33 @@ def test_a_law_without_attention_leans_on_that_of_the_shape() -> None:
     assert known is not None and known.law.attention_s == pytest.approx(share * known.law.token_s)
 
 
+@pytest.mark.parametrize(
+    "model", ["deepseek-ai/DeepSeek-R1", "moonshotai/Kimi-K2.5", "Qwen/Qwen3.5-397B-A17B", "openai/gpt-oss-120b"]
+)
+def test_a_fit_of_a_mixture_leans_on_the_times_of_its_kernels(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """Its shape says which part of an iteration's constant is weights, and changes none of its times."""
+    leant_on: list[Known] = []
+    search = vars(fit_module)["best_trial"]
+
+    def seen(observed: Observed, known: Known) -> Trial:
+        leant_on.append(known)
+        trial: Trial = search(observed, known)
+        return trial
+
+    monkeypatch.setattr(fit_module, "best_trial", seen)
+    precision = "mxfp4" if "gpt-oss" in model else "nvfp4"
+    told = {"model": model, "gpu": "b200_sxm", "precision": precision, "tp": 8, "engine": "trtllm"}
+    points = [dataclasses.replace(level(users), **told) for users in (1, 16)]
+    kernels = prior_law(points[0].deployment, points[0].lengths)
+    assert kernels is not None and kernels.law is not None and kernels.law.has_experts
+    fit(points)
+    (known,) = leant_on
+    assert known.prior is not None
+    for batch, prompt in ((1, 0), (4, 0), (64, 0), (8, 500), (64, 8000)):
+        law, own = (each.mixed_s(batch, 1000 * batch, prompt, 0) for each in (known.prior, kernels.law))
+        assert law == pytest.approx(own, rel=2e-3)
+
+
 def test_one_level_leaves_the_cost_of_a_token_freer() -> None:
     """It scales the law that it leans on, and what it says of prompts is mostly a queue."""
     token = COEFFICIENTS.index("token_s")

@@ -196,10 +196,16 @@ def unfilled_tokens(engine: Engine, sequences: int) -> float:
     return 0.5 * (engine.kv_block_tokens - 1) * sequences
 
 
+ROUNDING_TOKENS = 1e-6
+"""Speculation gives sequences fractions of a token a step, and sums of these differ by rounding with the order in which
+they are added: a cache that they fill exactly is not overfull by that."""
+
+
 @compiled
 def room_tokens(engine: Engine, state: State) -> float:
     """KV tokens in blocks that no request is known to hold; below 0 where they hold more than there are."""
-    return float(engine.kv_tokens - state.used_tokens - unfilled_tokens(engine, state.admitted) - state.late_tokens)
+    held_tokens = state.used_tokens + unfilled_tokens(engine, state.admitted) + state.late_tokens
+    return float(engine.kv_tokens - held_tokens + ROUNDING_TOKENS)
 
 
 @compiled

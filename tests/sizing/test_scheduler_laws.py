@@ -85,6 +85,26 @@ def test_steps_taken_at_once_equal_steps_taken_one_by_one(scene: tuple[Replica, 
     assert skipped.gaps.sum() == stepwise.gaps.sum()
 
 
+@pytest.mark.parametrize(
+    ("isl", "osl", "steps"),
+    [((16, 5, 15), (42, 31, 25), (18, 9, 16)), ((19, 20, 17), (10, 39, 51), (3, 17, 34))],
+)
+def test_a_cache_that_is_exactly_full_pauses_nobody(
+    isl: tuple[int, ...], osl: tuple[int, ...], steps: tuple[int, ...]
+) -> None:
+    """Speculation: fractions of a token a step, which fill 100 tokens to a rounding error, however they are added."""
+    rule = Batching("prefill_first", max_batch_size=3, token_budget=2048, kv_tokens=100, kv_policy="max_utilization")
+    draft = Speculation(3, 0.6, StepLaw(1e-3, 1e-4, 1e-6, 1e-6, 1e-9))
+    replica, run = (
+        Replica(StepLaw(4.8e-3, 5e-3, 200e-6, 10e-6, 0.0), rule, draft),
+        requests_of(np.array(isl), np.array(osl), np.zeros(3)),
+    )
+    run["steps"] = steps
+    skipped, stepwise = serve(replica, run.copy()), serve(replica, run.copy(), every_s=1e-6, samples=5000)
+    assert skipped.run["done_s"] == pytest.approx(stepwise.run["done_s"])
+    assert skipped.state["paused"] == stepwise.state["paused"] == 0
+
+
 @pytest.mark.parametrize("cancel_s", [math.inf, 4.0])
 def test_littles_law_of_the_series(cancel_s: float) -> None:
     """Time average of the requests seen in the replica = rate x mean time in it, within 3 %."""

@@ -54,7 +54,9 @@ table. The choices were:
 - What fitted levels show beyond the law is carried over to other levels and, by nearness, to other lengths.
 - The straight line makes up a fifth of an answer between levels, and three tenths of a mean TTFT beyond the most users.
 - How far to trust a mean TTFT that nobody judged steady, and the timings of a token's arithmetic.
-- What attention costs where timings do not show it, and what MoE models add to an iteration with a prompt.
+- What attention costs where timings do not show it.
+- That fits of MoE models lean on kernels for the fixed cost of a prompt as they are, without a factor. (That reading
+  and arithmetic add up in MoE models is what kernel timings show.)
 - What a batching policy, or chunks of prompts, other than the engine's default must gain to be believed.
 - How wide bands of TTFT are at other lengths, of dense and of MoE models.
 
@@ -102,7 +104,7 @@ does not.
 vLLM's dense servers would gain half a point of ITL with whole corrections. Half was kept because of a newer vLLM on a
 real H200 ([gpu-measurements.md](gpu-measurements.md)): its steps are predicted within 6 % in the median with half, and
 9 to 24 % too long with all. An MoE model there, by which nothing was chosen, is predicted poorly: ITL 29 % and TTFT
-35 % off on average, nearly always too short.
+36 % off on average, nearly always too short.
 
 *gpt-oss on Blackwell* is timed with activations in MXFP8, as TensorRT-LLM and SGLang multiply it by default (vLLM does
 not). *AIConfigurator* has the same choice here. Decode steps of TensorRT-LLM are within 10 % with it. With the
@@ -216,16 +218,17 @@ were void for that, and its highest rate at 512 tokens is not judged.
 - *four levels of the mix and one of random arrivals*, as `calibration run` ends: the first round at the middle rate,
   which is not judged.
 
-*The law is asked about the very arrivals that a round sent*, starting from an empty server. On the H200 and of SGLang
-the lengths of the requests are known too; elsewhere their seed was not kept, and sixty draws of them are averaged. For
-six rounds of vLLM the arrivals are not known either, and the law is asked about any arrivals. Requests are counted as
-`calibration` counts them: one at an edge of the window by the share of its time inside, as under a load that goes on.
-Where in a decode step each reaches the scheduler is left to chance.
+*The law is asked about the very arrivals that a round sent*, starting from an empty server. On the H200, of SGLang
+and of the MoE server at the pace of GPUs with prompts of 512 tokens, the lengths of the requests are known too.
+Elsewhere their seed was not kept, and sixty draws of them are averaged. For six rounds of vLLM the arrivals are not
+known either, and the law is asked about any arrivals. Requests are counted as `calibration` counts them: one at an edge
+of the window by the share of its time inside, as under a load that goes on. Where in a decode step each reaches the
+scheduler is left to chance.
 
 *Luck matters*: rounds of 30 seconds have 25 to 350 requests, and the luck of their lengths moves p95 TTFT 10 to 20 %
-around its mean. Notes have the errors for any arrivals as well. Every vLLM server was sent the same nine streams, so
-one unlucky stream counts as many errors then (p95 TTFT at the pace of GPUs is off by 12.0 % in the median). Rounds of
-a rate share one law, so 132 rounds are no more than 45 tries.
+around its mean. Notes have the errors for any arrivals as well. Nearly every vLLM server was sent the same nine
+streams, so one unlucky stream counts as many errors then (p95 TTFT at the pace of GPUs is off by 12.0 % in the median).
+Rounds of a rate share one law, so 132 rounds are no more than 45 tries.
 
 *The band* is that of `size --verify`. From levels measured twice it knows how far a server varies from run to run (2 %
 in all times where none was), which a busy server amplifies. Notes say how far repeated measurements lie apart, too: no
@@ -277,9 +280,9 @@ CPU and on with GPUs).
 - *The MoE model on the H200*: an iteration with a prompt lasts 50 to 80 ms whatever the prompt's length, because its
   host takes that long to launch it. p95 TTFT with prompts of 1,000 tokens comes out 18 to 28 % too short. As it hardly
   rises with the load there, a plan for a limit on it promises 1.6 to 2.1 times the requests/s.
-- *Lengths*: closed loops of the dense server at the pace of GPUs, of the servers on the CPU and of SGLang cover them
-  evenly. The other servers were measured before that, and at two users have 4 to 13 % more requests/s by luck
-  of their lengths.
+- *Lengths*: closed loops of the dense server at the pace of GPUs, of the MoE server there with prompts of 512 tokens,
+  of the servers on the CPU and of SGLang cover them evenly. The other servers were measured before that, and at two
+  users have 4 to 13 % more requests/s by luck of their lengths.
 - *SGLang's small KV cache*: requests wait at the two higher rates. Told the very requests, the law expects the mean
   TTFT of rounds up to 35 % longer than measured (2.2 s where it was 1.9 s). For a round in which just over half of the
   requests did not wait, it expects a p50 of 0.43 s where it was 42 ms.

@@ -223,8 +223,8 @@ class StepLaw:
 
         >>> law = StepLaw(20e-3, 5e-3, 30e-6, 0.0, 0.0, unread=0.6, unread_decay=0.9)
         >>> other = law.with_unread(0.8)
-        >>> round(1e3 * other.weights_s, 6), round(1e3 * other.overhead_s, 6), law.tokens_s(1) == other.tokens_s(1)
-        (15.0, 10.0, True)
+        >>> [round(1e3 * seconds, 6) for seconds in (other.weights_s, other.overhead_s, float(other.tokens_s(1)))]
+        [15.0, 10.0, 13.03]
         """
         by_experts_s = self.weights_s * self.unread
         all_s = self.weights_s + self.overhead_s

@@ -376,7 +376,7 @@ GPU's bandwidth and FLOP/s."""
 TIMED_TOKEN_SIGMA = 0.12
 """The same of the arithmetic of a dense model's token where its kernels were timed. Large matrix products are predicted
 well; what one level or one ISL seems to say against them is mostly the start of its users, or another rule."""
-MIXTURE_SIGMAS = {"weights_s": 0.5, "overhead_s": 0.25, "prefill_s": 0.5, "request_s": 0.7}
+MIXTURE_SIGMAS = {"weights_s": 0.5, "overhead_s": 0.25, "sequence_s": 0.4, "prefill_s": 0.5, "request_s": 0.7}
 """The same for an MoE model of which one level was measured. Its estimate misses ITL mostly by the time of the experts,
 which depends on the batch, and hardly by what every step takes; it misses TTFT mostly outside the iterations, by up to
 `REQUEST_S`, or by the start of the users. Attributed to the fixed cost of an iteration with a prompt, that miss made it

@@ -29,10 +29,10 @@ from sizing.numbers import Floats
 from sizing.points import Point, Protocol, same_isl
 from sizing.simulator.replay import MEASURES
 
-BETWEEN_TTFT_SIGMA, ELSEWHERE_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.09, 0.4, 0.6
-"""Relative scatter of mean TTFT about what a fit says: between measured levels, at lengths that were not measured (at
-one ISL published mean TTFT differs by a factor of two or more between output lengths, which no iteration explains), and
-of fits to one level."""
+BETWEEN_TTFT_SIGMA, ELSEWHERE_TTFT_SIGMA = 0.09, 0.4
+"""Relative scatter of mean TTFT about what a fit says: between measured levels, and at lengths that were not measured
+(at one ISL published mean TTFT differs by a factor of two or more between output lengths, which no iteration explains).
+"""
 ONE_ISL_TTFT_SIGMA = 0.57
 """The second where all prompts that were measured are equally long."""
 EXPERTS_ELSEWHERE_TTFT_SIGMA, EXPERTS_ONE_ISL_TTFT_SIGMA = 0.3, 0.4
@@ -47,8 +47,13 @@ CHANGES = 0.6
 LINE_SHARE = 0.2
 """Weight of straight lines through measured levels in an answer between them. They err about twice as far as the law,
 but differently, so both together err less than either (Bates and Granger 1969, Oper. Res. Q. 20:451)."""
-DRAWN_OUT_SHARE = 0.3
-"""Weight of the extrapolated line through the two highest levels in a mean TTFT beyond them."""
+WAIT_GROWTH, WAIT_REACH = 2 / 3, 10.0
+"""Outside the measured users, and wherever one level was measured, the wait that a mean TTFT shows beyond the engine's
+grows with this power of users x prompt tokens: most of it is the burst at the start, where each prompt waits for
+others. It fades to 1/e over so many units of `_distance`. Both from published servers, as the next."""
+ONE_LEVEL_TTFT_SIGMA, UNTOLD_DISTANCE = 0.33, 3.0
+"""Relative scatter of mean TTFT about what one level says, at one unit of `_distance`; it grows with the square root of
+the distance. A level without a TTFT tells as much as one that far away."""
 ISL_REACH, OSL_REACH, FAR_FROM_ALL = 0.5, 4.0, 0.1
 """Units of ln(ISL) and ln(OSL) over which the weight of a level falls to 1/e, and the weight of no correction at all:
 from published servers, each pair of lengths predicted from the others."""
@@ -90,28 +95,17 @@ def _line(users: Sequence[int], values: Floats, asked: float) -> float:
 
 def line_logs(levels: Sequence[Point], point: Point, batching: Batching, figures: Floats) -> Floats:
     """By what requests/s, TTFT and ITL of a closed-loop `point`, `figures`, move towards straight lines through the
-    `levels` of its lengths, in logarithms, shape (3,): `LINE_SHARE` of the way between levels and, for TTFT,
-    `DRAWN_OUT_SHARE` beyond them, each times the `share_beyond_luck` of the levels. Zero where untold, elsewhere
-    outside them, and where users wait for slots or memory at one and not at the other."""
+    `levels` of its lengths, in logarithms, shape (3,): `LINE_SHARE` of the way between levels, times the
+    `share_beyond_luck` of the levels. Zero where untold, outside them, and where users wait for slots or memory at one
+    and not at the other."""
     queue, users = users_wait(point, batching), concurrency(point)
     alike = [level for level in levels_at(levels, point) if users_wait(level, batching) == queue]
     if not alike:
         return np.zeros(3)
     lines = [between(alike, users, name) for name in MEASURES[:3]]
     moves = [LINE_SHARE * math.log(line / own) if line else 0.0 for line, own in zip(lines, figures, strict=True)]
-    if (line := _drawn_out(alike, users)) is not None:
-        moves[1] = DRAWN_OUT_SHARE * math.log(line / figures[1])
     everyone, shares = [concurrency(level) for level in alike], share_beyond_luck(alike, luck_ratio(levels))
     return np.array(moves) * [_line(everyone, of_figure, users) for of_figure in shares.T]
-
-
-def _drawn_out(levels: Sequence[Point], users: int) -> float | None:
-    """Mean TTFT, in seconds, on the straight line in logarithms through the two highest levels; None up to these."""
-    known = {concurrency(level): level.ttft_mean_s for level in levels if level.ttft_mean_s}
-    if len(known) < 2 or users <= max(known):
-        return None
-    (low, first), (high, last) = [(math.log(at), math.log(known[at])) for at in sorted(known)[-2:]]
-    return math.exp(last + (last - first) / (high - low) * (math.log(users) - high))
 
 
 def closed_sigmas(
@@ -120,7 +114,8 @@ def closed_sigmas(
     """Relative scatter of a closed loop's requests/s, mean TTFT and ITL about what the fit to `levels`, measured by
     `protocol`, says, beside what law and bend leave open. `has_experts`: of an MoE model."""
     if of_one_level(levels):
-        return RATE_SIGMA, ONE_LEVEL_TTFT_SIGMA, ITL_SIGMA
+        away = min((_distance(level, point) for level in levels if level.ttft_mean_s), default=UNTOLD_DISTANCE)
+        return RATE_SIGMA, math.hypot(BETWEEN_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA * math.sqrt(away)), ITL_SIGMA
     asked = math.log(concurrency(point))
     most = max((concurrency(level) for level in levels if level.closed), default=concurrency(point))
     steps = math.hypot(CLOSED_SIGMA, BEYOND_SIGMA * max(0.0, asked - math.log(most)))
@@ -201,6 +196,47 @@ def carried_over(levels: Sequence[Point], left: Floats, point: Point, batching: 
         total += weight * np.nan_to_num(values)
         weights += weight * np.isfinite(values)
     return np.asarray(total / weights)
+
+
+def ttft_outside(
+    levels: Sequence[Point], left: Floats, point: Point, engine_s: float, batching: Batching
+) -> float | None:
+    """ln of a closed-loop point's mean TTFT over the engine's, `engine_s`, outside the users measured at its lengths,
+    and wherever one level was measured: what the nearest level shows beyond the engine, as a wait that grows (see
+    WAIT_GROWTH), or as a ratio where its TTFT is shorter than the engine's. None elsewhere, and where no level tells.
+    """
+    queue, one_level = users_wait(point, batching), of_one_level(levels)
+    known = [
+        (level, shown)
+        for level, shown in zip(levels, left[:, 1], strict=True)
+        if math.isfinite(shown) and users_wait(level, batching) == queue and (one_level or _is_of(point, level))
+    ]
+    users = [concurrency(level) for level, _ in known]
+    if not known or (not one_level and min(users) <= concurrency(point) <= max(users)):
+        return None
+    nearest = min(_distance(level, point) for level, _ in known)
+    near = [(level, shown) for level, shown in known if _distance(level, point) == nearest]
+    return float(np.mean([_grown(level, shown, point, engine_s) for level, shown in near]))
+
+
+def _grown(level: Point, shown: float, point: Point, engine_s: float) -> float:
+    assert level.ttft_mean_s is not None
+    kept = math.exp(-_distance(level, point) / WAIT_REACH)
+    if shown <= 0:
+        return kept * shown
+    there, here = (concurrency(one) * one.computed_tokens for one in (level, point))
+    wait_s = -math.expm1(-shown) * level.ttft_mean_s * (here / there) ** WAIT_GROWTH
+    return kept * math.log1p(wait_s / engine_s)
+
+
+def _distance(level: Point, point: Point) -> float:
+    """Units of ln(users), of ln(prompt tokens computed) and of ln(OSL) between two closed loops, added."""
+    ratios = (
+        concurrency(level) / concurrency(point),
+        level.computed_tokens / point.computed_tokens,
+        level.osl / point.osl,
+    )
+    return sum(abs(math.log(ratio)) for ratio in ratios)
 
 
 def _is_like(point: Point, level: Point) -> bool:

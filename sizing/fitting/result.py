@@ -21,7 +21,7 @@ from sizing.fitting.carried import (
     line_logs,
     luck_ratio,
     share_beyond_luck,
-    users_wait,
+    ttft_outside,
 )
 from sizing.fitting.levels import (
     ITL_SIGMA,
@@ -464,30 +464,27 @@ class Fit:
         A closed-loop point needs a rough `requests_per_s`, which sets how users are spread at the start.
         """
         means = self.engine_means(points)
-        means[:, :3] *= np.exp(self._carried(points))
-        if self._counts_otherwise:
-            for row, point in enumerate(points):
-                if point.closed and (self.of_one_level or not levels_at(self._levels, point)):
-                    means[row, 0] = as_little_counts(self._levels, point, means[row, 1], means[row, 2])
+        means[:, :3] *= np.exp(self._carried(points, means[:, 1]))
+        for row, point in enumerate(points):
+            if point.closed and (self.of_one_level or (self._counts_otherwise and not levels_at(self._levels, point))):
+                means[row, 0] = as_little_counts(self._levels, point, means[row, 1], means[row, 2])
         for row, point in enumerate(points):
             if point.closed:
                 means[row, :3] *= np.exp(line_logs(self._trusted, point, self.batching, means[row, :3]))
         return means
 
-    def _carried(self, points: Sequence[Point]) -> Floats:
+    def _carried(self, points: Sequence[Point], ttft_s: Floats) -> Floats:
         """What is carried over to closed-loop points from the levels measured, shape (points, 3): zeros for others.
-
-        Of one level only half, and only of TTFT, and to all lengths: what its start made of it, most likely.
-        """
+        `ttft_s`: the engine's mean TTFT at each. Of one level only TTFT is, to all users and lengths."""
         carried = np.zeros((len(points), 3))
-        known = self.left[np.isfinite(self.left[:, 1]), 1]
         for row, point in enumerate(points):
             if not point.closed:
                 continue
             if not self.of_one_level:
                 carried[row] = carried_over(self._levels, self.left, point, self.batching)
-            elif len(known) and not users_wait(point, self.batching):
-                carried[row, 1] = known.mean() / 2
+            outside = ttft_outside(self._levels, self.left, point, float(ttft_s[row]), self.batching)
+            if outside is not None:
+                carried[row, 1] = outside
         return carried
 
     def engine_means(self, points: Sequence[Point]) -> Floats:
@@ -509,8 +506,7 @@ class Fit:
     def mean_sigmas(self, points: Sequence[Point]) -> Floats:
         """Relative standard errors of requests/s, TTFT and ITL of `means` against a new measurement of these
         closed-loop points, shape (points, 3): what the law, its bend and its own error leave open where measured levels
-        do not hold it, and the noise of the measurement, with its luck of lengths. What is carried over from one level
-        counts as well: it is half of the difference."""
+        do not hold it, and the noise of the measurement, with its luck of lengths."""
         known = np.flatnonzero(np.isfinite(self.left).any(axis=1) & (not self.of_one_level))
         levels = [self._levels[row] for row in known]
         shares = share_beyond_luck(levels, luck_ratio(self._trusted))
@@ -531,9 +527,7 @@ class Fit:
                 scatter = closed_sigmas(self._levels, self.protocol, point, has_experts=self.law.has_experts)
                 variance[row] += np.square(scatter)
                 variance[row] += np.square(self.luck(point))
-            if self.of_one_level:
-                variance += self._carried(own) ** 2
-            elif levels:
+            if levels:
                 variance += (CHANGES * local.law_error.by_measure[:3]) ** 2
             sigmas[rows] = np.sqrt(variance)
         return sigmas

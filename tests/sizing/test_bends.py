@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise, permutations
 from typing import Any
@@ -30,6 +31,7 @@ from sizing.fitting.carried import (
     line_logs,
     luck_ratio,
     share_beyond_luck,
+    ttft_outside,
 )
 from sizing.fitting.fit import FROM_SHAPE, _elsewhere
 from sizing.fitting.levels import (
@@ -56,6 +58,7 @@ from sizing.fitting.search import (
     guess,
     law_of_points,
 )
+from sizing.numbers import Floats
 from sizing.points import UNTOLD, Point
 from sizing.queueing import predict
 from sizing.simulator import simulate
@@ -510,8 +513,7 @@ def test_lengths_without_a_level_are_told_by_the_others_and_the_nearer_the_more(
 
 def test_figures_move_towards_straight_lines_where_no_queue_begins() -> None:
     """ITL 20 ms with one user and, in the logarithms, half way to 80 ms with 100: 40 ms with 10; measured twice, at 10
-    and 40 ms, it is 20 ms. A figure of the law moves a fifth of the way, TTFT beyond the levels, where the line through
-    100 and 200 ms with 50 and 100 users says 400 ms with 200, 0.3 of it."""
+    and 40 ms, it is 20 ms. A figure of the law moves a fifth of the way."""
     levels = [level(1), dataclasses.replace(level(100), itl_mean_s=0.08)]
     law = np.array([1.0, 1.0, 0.05])
 
@@ -524,11 +526,27 @@ def test_figures_move_towards_straight_lines_where_no_queue_begins() -> None:
     for apart in (level(101), dataclasses.replace(level(10), osl=400)):
         assert itl_move(levels, apart) == 0
     assert itl_move(levels, level(10), Batching(kv_tokens=5000)) == 0  # at 100 users memory is full
-    ttft_s = {1: 0.05, 50: 0.1, 100: 0.2}
-    rising = [dataclasses.replace(level(users), ttft_mean_s=value_s) for users, value_s in ttft_s.items()]
-    found = line_logs(rising, level(200), Batching(), law)
-    assert found == pytest.approx([0, 0.3 * math.log(0.4), 0])
-    assert not line_logs(rising, level(300), Batching(), law).any()  # a queue begins at 256
+
+
+def test_outside_the_users_measured_the_wait_beside_the_engine_grows_with_the_prompts_that_meet() -> None:
+    """Of 200 ms at 100 users 150 are a wait; where 8 times as many prompt tokens meet, by users or ISL, it is 600 ms,
+    less a fading by e^(-0.1 ln 8) of the logarithm. Shorter TTFT than the engine's stays so many times shorter."""
+    levels = [level(1), level(100)]
+    left = np.array([[0.0, 0.0, 0.0], [0.0, math.log(4), 0.0]])
+
+    def outside(asked: Point, shown: Floats = left, of: Sequence[Point] = levels, slots: int = 1000) -> float | None:
+        return ttft_outside(of, shown, asked, 0.05, Batching(max_batch_size=slots))
+
+    faded = math.exp(-math.log(8) / 10)
+    assert outside(level(800)) == pytest.approx(faded * math.log(0.65 / 0.05))
+    assert outside(level(800), -left) == pytest.approx(faded * math.log(1 / 4))
+    longer = dataclasses.replace(level(100), isl=8000)
+    assert outside(longer) is None  # one of other lengths: those of its own prompts say nothing of it
+    assert outside(longer, left[1:], levels[1:]) == outside(level(800))  # unless that level is all there is
+    assert outside(level(100), left[1:], levels[1:]) == pytest.approx(math.log(4))
+    for inside in (level(1), level(30), level(100)):
+        assert outside(inside) is None
+    assert outside(level(800), slots=500) is None  # a queue begins between them
 
 
 def test_closed_loops_are_less_sure_beyond_the_users_and_lengths_measured() -> None:

@@ -19,7 +19,7 @@ from sizing.engine import Replica, StepLaw
 from sizing.errors import FitError
 from sizing.estimate import estimate, prior_law
 from sizing.fitting import Fit, Protocol, fit
-from sizing.fitting.levels import point_runs
+from sizing.fitting.levels import little_per_s, point_runs
 from sizing.plans import basis_of
 from sizing.points import Deployment, Point, write_points
 from sizing.question import Question
@@ -119,6 +119,23 @@ def test_away_from_the_level_the_band_is_wider() -> None:
     one = fitted((16,))
     near, far = (one.mean_sigmas([level(users)])[0, 2] for users in (16, 2))
     assert far > 1.5 * near
+
+
+def test_at_the_level_measured_ttft_is_as_measured_and_littles_law_holds_everywhere() -> None:
+    """TTFT three times the engine's, as of prompts that wait for each other at a start: the more of them, the longer.
+    What was measured holds some luck of the lengths, which is left out."""
+    burst = dataclasses.replace(level(16), ttft_mean_s=3 * (level(16).ttft_mean_s or 0.0))
+    found = fit([burst])
+    asked = [level(users) for users in (4, 16, 64)]
+    means = found.means(asked)
+    assert means[1, 1] == pytest.approx(burst.ttft_mean_s, rel=0.03)
+    waits_s = means[:, 1] - found.engine_means(asked)[:, 1]
+    assert 0 < waits_s[0] < waits_s[1] < waits_s[2] < 4 * waits_s[1]
+    in_server = means[:, 0] * (means[:, 1] + (LENGTHS.osl - 1) * means[:, 2])
+    counted = burst.requests_per_s / little_per_s(burst)
+    assert in_server / counted == pytest.approx([4, 16, 64], rel=1e-6)
+    sigmas = found.mean_sigmas(asked)[:, 1]
+    assert sigmas[1] < min(sigmas[0], sigmas[2])
 
 
 def test_a_start_that_nobody_told_is_not_taken_for_the_engine() -> None:

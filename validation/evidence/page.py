@@ -52,7 +52,9 @@ their names. One half decided what the fit weighs and allows for, and how wide b
 table. The choices were:
 
 - What fitted levels show beyond the law is carried over to other levels and, by nearness, to other lengths.
-- The straight line makes up a fifth of an answer between levels, and three tenths of a mean TTFT beyond the most users.
+- The straight line makes up a fifth of an answer between levels.
+- Beyond the most users, and wherever a single level was measured, the part of a mean TTFT that the engine does not explain
+  grows with the power 2/3 of users times prompt tokens.
 - How far to trust a mean TTFT that nobody judged steady, and the timings of a token's arithmetic.
 - What attention costs where timings do not show it.
 - That fits of MoE models lean on kernels for the fixed cost of a prompt as they are, without a factor. (That reading
@@ -71,8 +73,9 @@ the lowest and the highest. The rest of the series (*other loads*) and the neare
 (*other lengths*) are predicted. For comparison, the row has the day-zero estimate alone, and the fit of four levels at
 levels that it has not seen.
 
-How far estimates err together, and what a long TTFT says of an MoE model's prompts, was chosen on the half that is not
-in the table. The measured TTFT includes the burst of the start, which one level cannot reveal.
+Three things were chosen on the half that is not in the table: how far estimates err together, what a long TTFT says of
+an MoE model's prompts, and how the burst of the start, which the measured TTFT includes, is carried over to other users
+and lengths. Requests/s follow from TTFT and ITL by Little's law.
 
 ### Estimates
 

@@ -205,14 +205,17 @@ def ttft_outside(
     and wherever one level was measured: what the nearest level shows beyond the engine, as a wait that grows (see
     WAIT_GROWTH), or as a ratio where its TTFT is shorter than the engine's. None elsewhere, and where no level tells.
     """
-    queue, one_level = users_wait(point, batching), of_one_level(levels)
+    if not (one_level := of_one_level(levels)):
+        users = [concurrency(level) for level in levels_at(levels, point)]
+        if not users or min(users) <= concurrency(point) <= max(users):
+            return None
+    queue = users_wait(point, batching)
     known = [
         (level, shown)
         for level, shown in zip(levels, left[:, 1], strict=True)
         if math.isfinite(shown) and users_wait(level, batching) == queue and (one_level or _is_of(point, level))
     ]
-    users = [concurrency(level) for level, _ in known]
-    if not known or (not one_level and min(users) <= concurrency(point) <= max(users)):
+    if not known:
         return None
     nearest = min(_distance(level, point) for level, _ in known)
     near = [(level, shown) for level, shown in known if _distance(level, point) == nearest]

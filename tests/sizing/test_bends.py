@@ -547,6 +547,7 @@ def test_outside_the_users_measured_the_wait_beside_the_engine_grows_with_the_pr
     for inside in (level(1), level(30), level(100)):
         assert outside(inside) is None
     assert outside(level(800), slots=500) is None  # a queue begins between them
+    assert outside(level(60), slots=50) is None  # inside, though no level without a queue has as many users
 
 
 def test_closed_loops_are_less_sure_beyond_the_users_and_lengths_measured() -> None:

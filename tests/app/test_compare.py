@@ -163,6 +163,20 @@ def test_what_was_left_out_is_grouped_by_reason(compared: Open) -> None:
     assert set(left_out["Engine"]) == {"trtllm"}
 
 
+def test_long_reasons_take_a_second_line() -> None:
+    """A cell of a table is cut at its edge: the reasons of what was left out are what it is opened for."""
+    short, long = (Rejection("l40s", Layout(1), "bf16", "memory", why) for why in ("needs 3 GB", "needs 3 GB " * 12))
+
+    def page(rejected):  # type: ignore[no-untyped-def]  # runs by itself, without the names of this file
+        from ui.views.answer import reasons_table
+
+        reasons_table(rejected, "Left out", kinds=True)
+
+    one, two = (AppTest.from_function(page, args=(each,)).run().dataframe[0] for each in ([short], [short, long]))
+    assert two.proto.row_height > 40 > one.proto.row_height
+    assert list(two.value["Why"]) == ["Needs 3 GB", "N" + long.why[1:]]
+
+
 def test_the_file_has_every_configuration_and_no_formula(plan: Plan) -> None:
     nasty = replace(plan.answer.candidate, source='=HYPERLINK("http://x")')
     missed = Rejection("l40s", Layout(1), "bf16", "memory", "too large", engine="vllm")

@@ -81,6 +81,8 @@ CALIBRATE = "ui/pages/calibrate.py"
 ROWS_SEEN = 4
 """Rows of a table of configurations before it scrolls."""
 ROW_PX, HEADER_PX = 28, 36
+WHY_PX, WHY_LINE, WRAPPED_ROW_PX = 560, 95, 48
+"""Width of the reasons of left-out configurations, the letters that fit on a line of it, and a row of two lines."""
 
 
 def link_to_calibrate(label: str = "Measure it") -> None:
@@ -144,21 +146,25 @@ def left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
         return
     many = count_of(len(rejected), "configuration")
     with st.expander(f"{many} left out: {counted([r.kind for r in rejected])}", expanded=expanded):
-        table = pa.Table.from_pylist(
-            [
-                {
-                    "GPU": r.gpu,
-                    "Layout": str(r.layout),
-                    "Precision": r.precision,
-                    "Engine": r.engine,
-                    "Reason": sentence_case(answer.LEFT_OUT[r.kind][0]),
-                    "Why": r.why,
-                }
-                for r in rejected
-            ]
-        )
-        wide = {"Why": st.column_config.TextColumn(width="large")}
-        st.dataframe(table, hide_index=True, column_config=wide, alt="Configurations left out, and why")
+        reasons_table(rejected, "Configurations left out, and why", kinds=True)
+
+
+def reasons_table(rejected: Sequence[Rejection], alt: str, *, kinds: bool = False) -> None:
+    """Left-out configurations, with the `kinds` of reasons if there are several, and why, which is read whole: where
+    reasons are long, rows have two lines."""
+    rows = [
+        {"GPU": each.gpu, "Layout": str(each.layout), "Precision": each.precision, "Engine": each.engine}
+        | ({"Reason": sentence_case(answer.LEFT_OUT[each.kind][0])} if kinds else {})
+        | {"Why": sentence_case(each.why)}
+        for each in rejected
+    ]
+    st.dataframe(
+        pa.Table.from_pylist(rows),
+        hide_index=True,
+        row_height=WRAPPED_ROW_PX if max(len(each.why) for each in rejected) > WHY_LINE else None,
+        column_config={"Why": st.column_config.TextColumn(width=WHY_PX)},
+        alt=alt,
+    )
 
 
 PER_GPU_HELP = (
@@ -190,11 +196,8 @@ def show_plan(plan: Plan, scenario: Scenario) -> None:
             chart.plot.update_layout(height=CHART_PX)
             show(chart, limit.metric)
     alternatives(plan, scenario)
-    one, other = st.columns(2)
-    with one:
-        left_out(plan.rejected)
-    with other:
-        data_behind(_chart_data(plan, curve), "Latencies at rising load, as drawn in the charts")
+    left_out(plan.rejected)
+    data_behind(_chart_data(plan, curve), "Latencies at rising load, as drawn in the charts")
 
 
 def headline(plan: Plan, scenario: Scenario) -> None:

@@ -22,7 +22,7 @@ from ui.charts.fleet import GIB
 from ui.link import PREFIX
 from ui.look import basis_line
 from ui.values import use_candidate
-from ui.views.answer import in_words, warnings
+from ui.views.answer import in_words, reasons_table, warnings
 from ui.visit import visit
 from ui.words import binding_name, gpus_band, limit_name, plain, sentence_case
 
@@ -348,14 +348,4 @@ def draw_left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None
         if group:
             words = LEFT_OUT[kind][len(group) > 1]
             with st.expander(f"Left out: {len(group)} {words}", expanded=expanded):
-                _table(group, words)
-
-
-def _table(group: Sequence[Rejection], words: str) -> None:
-    rows = [(each.gpu, str(each.layout), each.precision, each.engine, sentence_case(each.why)) for each in group]
-    st.dataframe(
-        pd.DataFrame(rows, columns=["GPU", "Layout", "Precision", "Engine", "Why"]),
-        hide_index=True,
-        column_config={"Why": st.column_config.TextColumn(width="large")},
-        alt=f"Left out: {len(group)} {words}, and why",
-    )
+                reasons_table(group, f"Left out: {len(group)} {words}, and why")

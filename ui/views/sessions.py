@@ -190,11 +190,8 @@ def show_sessions(found: SessionPlan, scenario: Scenario) -> None:
         st.markdown("**Routings on the same fleet**")
         st.dataframe(_routings(found), hide_index=True, alt="Tokens found and latencies with each routing of turns")
     alternatives(plan, scenario)
-    one, other = st.columns(2)
-    with one:
-        left_out(plan.rejected)
-    with other:
-        data_behind(_rising(found), "Sessions at rising load, as drawn in the charts")
+    left_out(plan.rejected)
+    data_behind(_rising(found), "Sessions at rising load, as drawn in the charts")
 
 
 def _cards(found: SessionPlan) -> None:

@@ -339,12 +339,9 @@ def show_replayed(found: TracePlan, scenario: Scenario) -> None:
         _classes(found)
     _by_hour(found)
     alternatives(plan, scenario)
-    one, other = st.columns(2)
-    with one:
-        left_out(plan.rejected)
-    with other:
-        each = (_hours(found, seen) for seen in (found.replayed, *found.replayed.classes))
-        data_behind(pd.concat(each, ignore_index=True), "Every hour of the replay")
+    left_out(plan.rejected)
+    each = (_hours(found, seen) for seen in (found.replayed, *found.replayed.classes))
+    data_behind(pd.concat(each, ignore_index=True), "Every hour of the replay")
 
 
 def _classes(found: TracePlan) -> None:

@@ -19,6 +19,7 @@ STYLE = """<style>
 [data-testid="stMetricLabel"] p { white-space: normal; }
 @media (min-width: 60rem) { [data-testid="stMainBlockContainer"] { padding-left: 2.5rem; padding-right: 2.5rem; } }
 [data-testid="stNumberInput"]:has([placeholder=""]) [data-testid="stNumberInputClearButton"] { display: none; }
+[data-testid="stSidebar"] [data-testid="InputInstructions"] { display: none; }
 </style>"""
 """Streamlit writes the chosen segment in the primary colour on a tint of it: 3.8:1 in the dark theme, where 4.5:1 can
 be read by everybody (WCAG 2.2, 1.4.3). White in that colour must have as much, and no colour has both.

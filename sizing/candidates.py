@@ -279,7 +279,7 @@ def _uncovered(
     covered_at_all = set() if wanted else {key_of(*key[:3]) for key in covered}
     precisions = tuple(precision.casefold() for precision in choice.precisions)
     for gpu in (gpu_named(name).id for name in gpus):
-        for precision in precisions or precisions_of(gpu_named(gpu), model):
+        for precision in precisions or precisions_of(gpu_named(gpu), model) or (model.checkpoint,):
             for layout in choice.asked or _sensible(model, gpu, precision):
                 if key_of(gpu, precision, layout) not in covered_at_all:
                     for engine in wanted or known_engines or _timed(model, gpu, layout, precision) or ("",):

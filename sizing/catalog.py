@@ -58,7 +58,8 @@ _Entry = TypeVar("_Entry", "Gpu", "Model")
 class Gpu:
     """One GPU: memory in bytes, bandwidth in bytes/s, dense FLOP/s by operand format (bf16, fp8, fp4).
 
-    `precisions`: formats in which models run, most accurate first. `power_w`: its thermal design power in watts, None =
+    `precisions`: formats of the matrix products that run, most accurate first. `unpacks`: formats of weights that run
+    too, unpacked to bf16. `power_w`: its thermal design power in watts, None =
     not known. `source` names the origin of the figures. `timed`: kernels were timed on it; without timings, these
     figures are all that is known of its speed, and it is compared only if requested by name.
     """
@@ -73,11 +74,12 @@ class Gpu:
     precisions: tuple[Precision, ...]
     gpus_per_server: _Count
     source: str
+    unpacks: tuple[Precision, ...] = ()
     power_w: _Positive | None = None
     timed: bool = True
 
     def peak_flops_per_s(self, precision: Precision) -> float:
-        """Dense FLOP/s of matrix products at this precision; weight-only formats compute in bf16."""
+        """Dense FLOP/s of matrix products at this precision; weights that are unpacked compute in bf16."""
         operand: Literal["fp8", "fp4", "bf16"] = (
             "fp8" if precision.startswith("fp8") else "fp4" if precision == "nvfp4" else "bf16"
         )
@@ -262,16 +264,18 @@ def _base_name(key: str) -> str:
 
 
 def precisions(gpu: Gpu, model: Model) -> tuple[Precision, ...]:
-    """How `model` can run on `gpu`: a bf16 checkpoint in every precision of the chip, any other only as published.
+    """How `model` can run on `gpu`: a bf16 checkpoint in every precision of the chip, any other only as published, with
+    weights that are unpacked where the chip has no such arithmetic.
 
-    A user's own model with 4-bit integer weights runs on every chip, which unpacks them to bf16.
     >>> precisions(gpus()["h100_sxm"], models()["Qwen/Qwen3-32B"])
     ('bf16', 'fp8', 'fp8_block')
+    >>> packed = models()["nvidia/Qwen3-235B-A22B-NVFP4"]
+    >>> precisions(gpus()["h100_sxm"], packed), precisions(gpus()["mi300x"], packed)
+    (('nvfp4',), ())
     """
     if model.checkpoint == "bf16":
         return gpu.precisions
-    unpacked = model.checkpoint == "int4" and model.id in _own
-    runs = unpacked or model.checkpoint in gpu.precisions or model.timed_on(gpu.id)
+    runs = model.checkpoint in (*gpu.precisions, *gpu.unpacks) or model.timed_on(gpu.id)
     return (model.checkpoint,) if runs else ()
 
 

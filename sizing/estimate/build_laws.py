@@ -44,6 +44,7 @@ def keys(wanted: Iterable[Model], gpu: str, engine: str) -> list[tuple[Model, st
         (model, gpu, precision, layout, engine)
         for model in wanted
         for precision in precisions(gpus()[gpu], model)
+        if precision in gpus()[gpu].precisions or model.timed_on(gpu)
         for layout in layouts(model, gpus()[gpu], precision)
         if layout.pp == 1
     ]

@@ -178,7 +178,8 @@ PCIE_SHARE = 0.18
 ROOFLINE_SIGMA = MappingProxyType({"dense": 0.31, "moe": 0.47})
 """Relative error of a roofline against the shipped laws of the ten timed GPUs, by kind: 1.645 of it covers 90 %."""
 UNTIMED_SIGMA = 0.80
-"""The same on a GPU without timings: the largest error of the ten GPUs, that of the L40S."""
+"""The same on a GPU without timings, and of weights that it unpacks: the largest error of the ten GPUs, that of the
+L40S."""
 RESERVED_BYTES = 5 * 2**30
 """Per GPU, for the runtime, communication buffers and activations. In the shipped memories of dense models 4.8 GiB are
 neither weights nor cache in the median, 4.2 to 6.3 in eight of ten; of mixtures of experts 6.1, 4.2 to 22."""
@@ -213,9 +214,14 @@ def sheet_memory(model: Model, gpu: Gpu, layout: Layout, precision: Precision, e
     experts (root mean square).
     """
     weight_bytes, _ = held_bytes(model, layout, precision)
-    growth, state = growth_bytes(model, layout, precision), state_bytes(model, layout)
+    growth, state = growth_bytes(model, layout, _of_cache(gpu, precision)), state_bytes(model, layout)
     sequences = tuple(growth * length + state for length in KV_LENGTHS)
     return Memory(engine, gpu.memory_bytes, weight_bytes + RESERVED_BYTES, 0.0, sequences)
+
+
+def _of_cache(gpu: Gpu, precision: Precision) -> Precision:
+    """The precision whose KV cache the chip keeps for weights of `precision`: of bf16 where it has no fp8."""
+    return precision if "fp8" in gpu.flops_per_s else "bf16"
 
 
 def held_bytes(model: Model, layout: Layout, precision: Precision) -> tuple[float, float]:
@@ -276,7 +282,7 @@ def roofline_law(model: Model, gpu: Gpu, layout: Layout, precision: Precision) -
         overhead_s=reached.layer_s * model.layers,
         token_s=2 * model.active_parameters / tp / (gpu.peak_flops_per_s(precision) * reached.arithmetic) + exchange_s,
         sequence_s=state_bytes(model, whole) / (gpu.bandwidth_bytes_per_s * reached.cache),
-        kv_token_s=growth_bytes(model, whole, precision) / (gpu.bandwidth_bytes_per_s * reached.cache),
+        kv_token_s=growth_bytes(model, whole, _of_cache(gpu, precision)) / (gpu.bandwidth_bytes_per_s * reached.cache),
         attention_s=4 * model.layers * width / tp / (gpu.peak_flops_per_s("bf16") * reached.arithmetic),
         prefill_s=reached.prompt_layer_s * model.layers,
         unread=unread_share(model, layout),
@@ -370,6 +376,8 @@ def _timed(case: _Case) -> tuple[_Case, Timed]:
         raise EstimateUnavailable(f"nothing was timed on {case.gpu.name}")
     if case.model.id not in catalog.models():
         raise EstimateUnavailable("nobody has timed this model")
+    if not _is_timed_form(case):
+        raise EstimateUnavailable(f"{case.gpu.name} has no arithmetic in {case.precision} and unpacks the weights")
     reasons: list[str] = []
     for engine in _preferred(case):
         for each in _splits(case):
@@ -378,6 +386,11 @@ def _timed(case: _Case) -> tuple[_Case, Timed]:
             except EstimateUnavailable as error:
                 reasons.append(str(error))
     raise EstimateUnavailable("; ".join(dict.fromkeys(reasons)))
+
+
+def _is_timed_form(case: _Case) -> bool:
+    """True if kernels were timed with weights as packed as these."""
+    return case.precision in case.gpu.precisions or bool(case.model.timed_on(case.gpu.id))
 
 
 def _splits(case: _Case) -> list[_Case]:
@@ -451,7 +464,7 @@ def _from_roofline(case: _Case, why: str) -> Candidate:
     names = case.model, case.gpu, case.layout, case.precision
     replica = roofline(*names, case.lengths, case.batching, case.engine)
     source = f"roofline from the data sheet of {case.gpu.name}"
-    extra = ROOFLINE_SIGMA[case.model.kind] if case.gpu.timed else UNTIMED_SIGMA
+    extra = ROOFLINE_SIGMA[case.model.kind] if case.gpu.timed and _is_timed_form(case) else UNTIMED_SIGMA
     sigma = math.hypot(KERNEL_SIGMA[_sample(case)], extra)
     caution = Caution("no_timings", {"why": why, "factor": _factor(sigma)})
     return _candidate(case, replica, case.engine, source, sigma, (caution, *_doubts(case)))
@@ -505,9 +518,9 @@ def _precision(model: Model, gpu: Gpu, asked: str) -> Precision:
     found = _offered(model, gpu, asked)
     if found is not None:
         return found
-    offered = catalog.precisions(gpu, model)
-    known = f"offers {', '.join(offered)}" if offered else f"cannot run its {model.checkpoint} checkpoint"
-    raise EstimateUnavailable(f"{model.name} in {asked} on {gpu.id}: no such estimate; {gpu.id} {known} for this model")
+    if offered := catalog.precisions(gpu, model):
+        raise EstimateUnavailable(f"{model.name} runs in {' or '.join(offered)} on {gpu.id}, not in {asked}")
+    raise EstimateUnavailable(f"{model.name} is published in {model.checkpoint}, which {gpu.id} does not run")
 
 
 def _check_split(model: Model, layout: Layout) -> None:

@@ -157,7 +157,14 @@ def test_published_checkpoints_run_as_published() -> None:
     everywhere = {precisions(gpu, models()["deepseek-ai/DeepSeek-R1"]) for gpu in gpus().values()}
     assert everywhere <= {("fp8_block",), ()}
     assert precisions(gpus()["a100_sxm"], models()["Qwen/Qwen3-32B"]) == ("bf16",)
-    assert precisions(gpus()["a100_sxm"], models()["deepseek-ai/DeepSeek-R1"]) == ()
+    assert precisions(gpus()["a100_sxm"], models()["deepseek-ai/DeepSeek-R1"]) == ("fp8_block",)  # unpacked
+    assert precisions(gpus()["gaudi3"], models()["deepseek-ai/DeepSeek-R1"]) == ()
+
+
+def test_what_a_chip_multiplies_it_need_not_unpack() -> None:
+    for gpu in gpus().values():
+        assert not {*gpu.precisions} & {*gpu.unpacks}, gpu.id
+        assert "bf16" in gpu.precisions
 
 
 def test_every_precision_has_a_width() -> None:

@@ -7,9 +7,11 @@ import socket
 
 import pytest
 
-from sizing.catalog import Layout, models
+from sizing.candidates import Choice, find
+from sizing.catalog import Layout, gpus, models
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, ScenarioError
 from sizing.estimate import KERNEL_SIGMA, day_zero, estimate, kernels
+from sizing.estimate.day_zero import roofline_law
 from sizing.estimate.silicon import silicon
 from sizing.prediction import Caution
 from sizing.text import caution
@@ -216,6 +218,27 @@ def test_what_no_server_holds_says_so() -> None:
         estimate("deepseek-ai/DeepSeek-R1", "l40s", Layout(dp=32, ep=32), "fp8_block", Lengths(100_000, 256))
 
 
+def test_weights_without_arithmetic_of_their_own_are_unpacked() -> None:
+    """vLLM computes an fp8 checkpoint in 16 bits on an A100: half the weights, arithmetic and cache as before."""
+    llama, lengths = models()["nvidia/Llama-3.1-70B-Instruct-FP8"], Lengths(1000, 200)
+    packed = estimate(llama.id, "a100_sxm", 4, "fp8", lengths)
+    a100, layout = gpus()["a100_sxm"], Layout(4)
+    law, whole = packed.replica.law, roofline_law(llama, a100, layout, "bf16")
+    assert law.weights_s == pytest.approx(whole.weights_s / 2)
+    assert (law.token_s, law.kv_token_s) == (whole.token_s, whole.kv_token_s)
+    [told] = [each for each in packed.warnings if each.kind == "no_timings"]
+    assert "unpacks the weights" in caution(told)
+    by_timings = estimate(llama.id, "h100_sxm", 4, "fp8", lengths)
+    assert packed.relative_sigma > 2 * by_timings.relative_sigma
+
+
+def test_a_gpu_that_does_not_run_the_checkpoint_is_left_out_and_says_so() -> None:
+    """It was named: asking to name one would not help."""
+    candidates, rejected = find("nvidia/Qwen3-235B-A22B-NVFP4", Lengths(1000, 200), Choice(gpus=("mi300x",)))
+    assert not candidates and {each.kind for each in rejected} == {"no_data"}
+    assert all("published in nvfp4, which mi300x does not run" in each.why for each in rejected)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -223,9 +246,13 @@ def test_what_no_server_holds_says_so() -> None:
         ((QWEN, "h200", 1, "bf16"), CatalogueError, "h200_sxm"),
         ((QWEN, "h200_sxm", 3, "bf16"), EstimateUnavailable, "TP3"),
         ((QWEN, "h200_sxm", 0, "bf16"), ScenarioError, "tp of a layout"),
-        ((QWEN, "a100_sxm", 1, "fp8"), EstimateUnavailable, "a100_sxm offers bf16"),
-        ((QWEN, "h200_sxm", 1, "int3"), EstimateUnavailable, "offers bf16, fp8"),
-        (("deepseek-ai/DeepSeek-R1", "a100_sxm", 8, "bf16"), EstimateUnavailable, "fp8_block checkpoint"),
+        ((QWEN, "a100_sxm", 1, "fp8"), EstimateUnavailable, "runs in bf16 on a100_sxm, not in fp8"),
+        ((QWEN, "h200_sxm", 1, "int3"), EstimateUnavailable, "runs in bf16 or fp8 or fp8_block"),
+        (
+            ("deepseek-ai/DeepSeek-R1", "gaudi3", 8, "bf16"),
+            EstimateUnavailable,
+            "fp8_block, which gaudi3 does not",
+        ),
     ],
 )
 def test_impossible_questions_are_refused(arguments, error: type[Exception], text: str) -> None:

@@ -234,7 +234,10 @@ def test_each_turn_of_a_session_repeats_all_that_was_said_and_the_server_s_own_a
     heads = {request.token_ids[: talk.system_tokens] for request in firsts if request.token_ids}
     assert len(heads) == 1, "a system prompt is the same for all"
     assert len({request.token_ids[talk.system_tokens :] for request in firsts if request.token_ids}) == len(firsts)
-    for number, request in enumerate(firsts):
+    # Sessions whose first turn outgrows the context are left out, so a number is no place in a row.
+    dealt = {each.token_ids for shard in range(shards) for each in itertools.islice(source.requests(shard, shards), 12)}
+    assert {request.token_ids for request in firsts} <= dealt
+    for request in firsts:
         said: tuple[int, ...] = ()
         for turn in itertools.count():
             assert request.turn == turn and request.token_ids is not None
@@ -247,8 +250,6 @@ def test_each_turn_of_a_session_repeats_all_that_was_said_and_the_server_s_own_a
             said = request.token_ids + answer
             think_s, request = request.then(answer)
             assert think_s >= 0
-        again = next(itertools.islice(source.requests(number % shards, shards), number // shards, None))
-        assert again.token_ids == firsts[number].token_ids
 
 
 def test_a_plan_of_sessions_has_the_lengths_of_the_workload() -> None:

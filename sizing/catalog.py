@@ -33,10 +33,6 @@ BITS: Mapping[Precision, float] = MappingProxyType(
 )
 """Bits a weight takes, scales included: NVFP4 has an 8-bit scale per 16 weights, MXFP4 one per 32; AWQ and
 GPTQ have one of 16 bits, and a zero of 4, per 128."""
-KV_BYTES: Mapping[Precision, float] = MappingProxyType(
-    {precision: 1.0 if precision in ("fp8", "fp8_block", "nvfp4") else 2.0 for precision in PRECISIONS}
-)
-"""Bytes of a number of the KV cache, as engines choose it for weights of this precision unless told otherwise."""
 _SPELLINGS: Mapping[str, Precision] = MappingProxyType(
     {"fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "fp4": "nvfp4"}
 )
@@ -84,6 +80,11 @@ class Gpu:
             "fp8" if precision.startswith("fp8") else "fp4" if precision == "nvfp4" else "bf16"
         )
         return self.flops_per_s.get(operand, self.flops_per_s["bf16"])
+
+    def kv_bytes(self, precision: Precision) -> float:
+        """Bytes of a number of the KV cache, as engines choose it for weights of this precision unless told otherwise:
+        two on a GPU without fp8."""
+        return 1.0 if precision in ("fp8", "fp8_block", "nvfp4") and "fp8" in self.flops_per_s else 2.0
 
 
 @validated(frozen=True, slots=True, kw_only=True, config=_STRICT)

@@ -12,7 +12,7 @@ from sizing.engine import UNLIMITED_KV_TOKENS
 from sizing.engine_defaults import engine_named
 from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
 from sizing.estimate import estimate
-from sizing.estimate.day_zero import held_bytes, sheet_memory, shipped
+from sizing.estimate.day_zero import sheet_memory, shipped, token_bytes, weight_bytes
 from sizing.estimate.memory import Memory
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.workload import NO_PREFIX, Lengths, Prefix
@@ -63,7 +63,8 @@ def memory_use(fleet: Fleet, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Me
     precision = precision_named(candidate.precision)
     if precision is None:
         return f"bytes per weight at precision {candidate.precision} are not known"
-    weights, of_token = held_bytes(model, candidate.layout, precision)
+    weights = weight_bytes(model, candidate.layout, precision)
+    of_token = token_bytes(model, chip, candidate.layout, precision)
     sequences, context = fleet.in_flight / candidate.layout.dp, mean_context_tokens(lengths)
     saved = sequences * prefix.hit_rate * prefix.tokens - prefix.held_tokens(sequences)
     if not candidate.unmeasured:
@@ -92,7 +93,7 @@ def kv_cache_tokens(candidate: Candidate) -> int | None:
     precision = precision_named(candidate.precision)
     if model is None or chip is None or precision is None:
         return None
-    _, of_token = held_bytes(model, candidate.layout, precision)
+    of_token = token_bytes(model, chip, candidate.layout, precision)
     left = sheet_memory(model, chip, candidate.layout, precision, candidate.engine).kv_bytes()
     return max(0, int(left / of_token)) * candidate.layout.dp
 

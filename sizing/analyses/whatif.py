@@ -19,12 +19,13 @@ from sizing.estimate.day_zero import (
     ENGINES,
     Room,
     estimate,
-    held_bytes,
     relative_of,
     room,
     shipped,
     slower_than_bf16,
     timed_engines,
+    token_bytes,
+    weight_bytes,
 )
 from sizing.estimate.kernels import LIBRARY
 from sizing.estimate.timed import TWIN, distance, scaled
@@ -669,7 +670,7 @@ class Sheet:
     @property
     def weight_bytes(self) -> float:
         """Bytes of the weights on one GPU."""
-        return held_bytes(self.model, self.layout, self.precision)[0]
+        return weight_bytes(self.model, self.layout, self.precision)
 
     @property
     def reading_s(self) -> float:
@@ -678,8 +679,8 @@ class Sheet:
 
     @property
     def token_bytes(self) -> float:
-        """Bytes that a token leaves in the KV cache of one GPU: two a value, one where weights and cache are fp8."""
-        return held_bytes(self.model, self.layout, self.precision)[1]
+        """Bytes that a token leaves in the KV cache of one GPU: two a value, one where the cache is fp8."""
+        return token_bytes(self.model, self.gpu, self.layout, self.precision)
 
     def room(self, length: int, token_budget: int) -> Room:
         """Memory of one GPU as an estimate counts it, for sequences of `length` tokens."""

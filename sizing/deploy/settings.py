@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sizing.candidates import catalogued
-from sizing.catalog import KV_BYTES, Layout, gpus, precision_named
+from sizing.catalog import Layout, gpus, known_gpu, precision_named
 from sizing.engine import UNLIMITED_KV_TOKENS, Batching, KvPolicy, Policy
 from sizing.engine_defaults import engine_defaults
 from sizing.errors import SizingError, first_fault, one_line
@@ -83,7 +83,7 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
     # An estimate is of all stages and ranks together (sizing.catalog.of_layout); a measured engine is as it was set.
     lanes = layout.lanes if candidate.unmeasured else layout.dp
     stages = layout.pp if candidate.engine == "trtllm" and not candidate.unmeasured else 1  # its setting is of a stage
-    model, precision = catalogued(candidate.model), precision_named(candidate.precision)
+    model = catalogued(candidate.model)
     longest = [longest_tokens(workload.lengths, batching.max_tokens) for workload in workloads]
     cached = any(workload.prefix.tokens * workload.prefix.hit_rate > 0 for workload in workloads)
     queues = [workload.queue_limit for workload in workloads]  # one without a limit fills the line of all
@@ -99,7 +99,7 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
         memory_share=usual.memory_share if usual else None,
         memory_of=usual.memory_of if usual else None,
         kv_policy=batching.kv_policy,
-        kv_cache_dtype=("fp8" if KV_BYTES[precision] == 1 else "bf16") if candidate.unmeasured and precision else None,
+        kv_cache_dtype=_kv_cache_dtype(candidate),
         prefix_cache=batching.prefix_cache or cached,
         checkpoint=model.checkpoint if model else "",
         max_model_tokens=None if None in longest else max(filter(None, longest)),
@@ -147,6 +147,14 @@ def _proportional(memory: Memory) -> bool:
     """True where a sequence of twice the length takes twice the KV cache."""
     sizes = [size / length for size, length in zip(memory.sequence_bytes_at, KV_LENGTHS, strict=True)]
     return max(sizes) <= min(sizes) * (1 + 1e-6)
+
+
+def _kv_cache_dtype(candidate: Candidate) -> Literal["bf16", "fp8"] | None:
+    """As the estimate counts its cache; None for a measured engine, which keeps its own."""
+    chip, precision = known_gpu(candidate.gpu), precision_named(candidate.precision)
+    if not candidate.unmeasured or chip is None or precision is None:
+        return None
+    return "fp8" if chip.kv_bytes(precision) == 1 else "bf16"
 
 
 def _kv_bytes(memory: Memory, batching: Batching, lanes: int) -> int:

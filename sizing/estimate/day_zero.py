@@ -17,7 +17,6 @@ from sizing.catalog import (
     BITS,
     BUS_BYTES_PER_S,
     CONTEXT,
-    KV_BYTES,
     Gpu,
     Layout,
     Model,
@@ -72,8 +71,9 @@ def shipped(model: Model, gpu: str, layout: Layout, precision: Precision, engine
     if row["why_not"]:
         raise EstimateUnavailable(row["why_not"])
     found = timed_of(row)
-    weight_bytes, _ = held_bytes(model, replace(layout, pp=1), precision)
-    return found if layout.pp == 1 else replace(found, memory=found.memory.staged(layout.pp, weight_bytes))
+    if layout.pp == 1:
+        return found
+    return replace(found, memory=found.memory.staged(layout.pp, weight_bytes(model, replace(layout, pp=1), precision)))
 
 
 def timed_engines(model: Model, gpu: str, layout: Layout, precision: str) -> tuple[str, ...]:
@@ -213,24 +213,21 @@ def sheet_memory(model: Model, gpu: Gpu, layout: Layout, precision: Precision, e
     Against the shipped memories the cache is off by 2 % of the GPU's memory for dense models and by 7 % for mixtures of
     experts (root mean square).
     """
-    weight_bytes, _ = held_bytes(model, layout, precision)
-    growth, state = growth_bytes(model, layout, _of_cache(gpu, precision)), state_bytes(model, layout)
+    growth, state = growth_bytes(model, gpu, layout, precision), state_bytes(model, layout)
     sequences = tuple(growth * length + state for length in KV_LENGTHS)
-    return Memory(engine, gpu.memory_bytes, weight_bytes + RESERVED_BYTES, 0.0, sequences)
+    return Memory(engine, gpu.memory_bytes, weight_bytes(model, layout, precision) + RESERVED_BYTES, 0.0, sequences)
 
 
-def _of_cache(gpu: Gpu, precision: Precision) -> Precision:
-    """The precision whose KV cache the chip keeps for weights of `precision`: of bf16 where it has no fp8."""
-    return precision if "fp8" in gpu.flops_per_s else "bf16"
-
-
-def held_bytes(model: Model, layout: Layout, precision: Precision) -> tuple[float, float]:
-    """Bytes of the weights, and of a token's KV cache at a context of CONTEXT, on one GPU: each rank has its own
-    attention, all share the experts."""
-    token_bytes = growth_bytes(model, layout, precision) + state_bytes(model, layout) / CONTEXT
+def weight_bytes(model: Model, layout: Layout, precision: Precision) -> float:
+    """Bytes of the weights on one GPU: each rank has its own attention, all share the experts."""
     routed = routed_parameters(model)
     parameters = (model.parameters - routed) / (layout.tp * layout.pp) + routed / layout.gpus
-    return parameters * BITS[precision] / 8, token_bytes
+    return parameters * BITS[precision] / 8
+
+
+def token_bytes(model: Model, gpu: Gpu, layout: Layout, precision: Precision) -> float:
+    """Bytes of a token's KV cache on one GPU, at a context of CONTEXT."""
+    return growth_bytes(model, gpu, layout, precision) + state_bytes(model, layout) / CONTEXT
 
 
 class Room(NamedTuple):
@@ -256,11 +253,11 @@ def room(
     return Room(memory.kv_bytes(token_budget), memory.sequence_bytes(length) / length, own)
 
 
-def growth_bytes(model: Model, layout: Layout, precision: Precision) -> float:
+def growth_bytes(model: Model, gpu: Gpu, layout: Layout, precision: Precision) -> float:
     """Bytes by which a token lengthens a sequence's KV cache on one GPU; of layers with a window at a context of
     CONTEXT."""
     values = model.kv_values_per_token - model.state_values / CONTEXT
-    return values * KV_BYTES[precision] / min(layout.tp, model.kv_heads) / layout.pp
+    return values * gpu.kv_bytes(precision) / min(layout.tp, model.kv_heads) / layout.pp
 
 
 def state_bytes(model: Model, layout: Layout) -> float:
@@ -273,16 +270,15 @@ def roofline_law(model: Model, gpu: Gpu, layout: Layout, precision: Precision) -
     4 FLOPs per head dimension and pair of tokens, in bf16; what TP exchanges, over the link."""
     reached, tp = EFFICIENCY[model.kind], layout.tp
     whole = replace(layout, pp=1)
-    weight_bytes, _ = held_bytes(model, whole, precision)
     width = model.heads * model.head_size
     link = gpu.link_bytes_per_s * (1.0 if gpu.link_bytes_per_s > BUS_BYTES_PER_S else PCIE_SHARE)
     exchange_s = EXCHANGED_BYTES * model.layers * width * (tp - 1) / tp / link
     return StepLaw(
-        weights_s=weight_bytes / (gpu.bandwidth_bytes_per_s * reached.weights),
+        weights_s=weight_bytes(model, whole, precision) / (gpu.bandwidth_bytes_per_s * reached.weights),
         overhead_s=reached.layer_s * model.layers,
         token_s=2 * model.active_parameters / tp / (gpu.peak_flops_per_s(precision) * reached.arithmetic) + exchange_s,
         sequence_s=state_bytes(model, whole) / (gpu.bandwidth_bytes_per_s * reached.cache),
-        kv_token_s=growth_bytes(model, whole, _of_cache(gpu, precision)) / (gpu.bandwidth_bytes_per_s * reached.cache),
+        kv_token_s=growth_bytes(model, gpu, whole, precision) / (gpu.bandwidth_bytes_per_s * reached.cache),
         attention_s=4 * model.layers * width / tp / (gpu.peak_flops_per_s("bf16") * reached.arithmetic),
         prefill_s=reached.prompt_layer_s * model.layers,
         unread=unread_share(model, layout),

@@ -23,7 +23,6 @@ from sizing.estimate.day_zero import (
     LAWS,
     RANKS_SIGMA,
     ROOFLINE_SIGMA,
-    held_bytes,
     layout_of,
     memory_of,
     read_rows,
@@ -32,6 +31,8 @@ from sizing.estimate.day_zero import (
     row_of,
     rows,
     timed_of,
+    token_bytes,
+    weight_bytes,
 )
 from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.estimate.timed import Timed
@@ -156,7 +157,7 @@ def test_a_roofline_holds_a_state_for_each_sequence_however_short(precision: Pre
         lengths: roofline(model, chip, Layout(2), precision, lengths, BATCHING).batching.kv_tokens / lengths.isl / 1.1
         for lengths in (short, long)
     }
-    free = chip.memory_bytes * 0.9 - held_bytes(model, Layout(2), precision)[0] - 5 * 2**30
+    free = chip.memory_bytes * 0.9 - weight_bytes(model, Layout(2), precision) - 5 * 2**30
     state = 36 * 4 * 32 * 128 * 128 / 2
     assert free / held[short] > state
     growth = (free / held[long] - free / held[short]) / 990
@@ -169,7 +170,7 @@ def test_a_roofline_holds_a_state_for_each_sequence_however_short(precision: Pre
 def test_a_token_at_the_context_of_the_catalogue_takes_what_stands_there() -> None:
     """Its state and its growth together, where a GPU has the whole model: neither is counted twice."""
     for model in (each for each in models().values() if each.state_values):
-        assert held_bytes(model, Layout(), "bf16")[1] == pytest.approx(2 * model.kv_values_per_token)
+        assert token_bytes(model, gpus()["h100_sxm"], Layout(), "bf16") == pytest.approx(2 * model.kv_values_per_token)
 
 
 def timed() -> Timed:

@@ -53,8 +53,8 @@ table. The choices were:
 
 - What fitted levels show beyond the law is carried over to other levels and, by nearness, to other lengths.
 - The straight line makes up a fifth of an answer between levels.
-- Beyond the most users, and wherever a single level was measured, the part of a mean TTFT that the engine does not explain
-  grows with the power 2/3 of users times prompt tokens.
+- Beyond the most users, and wherever a single level was measured, the part of a mean TTFT that the engine does not
+  explain grows with the power 2/3 of users times prompt tokens.
 - How far to trust a mean TTFT that nobody judged steady, and the timings of a token's arithmetic.
 - What attention costs where timings do not show it.
 - That fits of MoE models lean on kernels for the fixed cost of a prompt as they are, without a factor. (That reading

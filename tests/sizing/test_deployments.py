@@ -183,6 +183,14 @@ def test_an_estimate_is_told_what_one_stage_was_estimated_with(layout: Layout) -
     assert told["--gpu-memory-utilization"] == "0.9"  # vLLM's own default at the version that was timed
 
 
+def test_a_gpu_without_fp8_keeps_a_cache_of_16_bits_for_fp8_weights() -> None:
+    unpacked = estimate("nvidia/Llama-3.1-70B-Instruct-FP8", "a100_sxm", 4, "fp8", Lengths(1000, 200), engine="vllm")
+    saved = text.as_json(Plan(question(), (replace(FLEET, candidate=unpacked),), ()))
+    told = values(started(FORMATS["vllm"](deployment_of(saved))["vllm.sh"]))
+    assert told.get("--kv-cache-dtype", "auto") == "auto"
+    assert "--quantization" not in told  # as its checkpoint says
+
+
 def test_lengths_without_a_bound_leave_the_longest_request_to_the_engine() -> None:
     asked = question()
     lengths = replace(asked.workload.lengths, osl_cv=0.5)

@@ -402,8 +402,8 @@ class SweepPlan(Strict):
     Closed loop: `concurrency` users. Open loop: `rates` in requests/s with gaps by `arrivals` (poisson, constant or
     gamma:cv=2); one `schedule` of stages; and, for lengths that are a trace, its own arrivals at each speed of
     `replay`. For lengths that are sessions, `rates` are sessions/s, and `concurrency` users have one session after
-    another. Levels at a constant or Poisson rate that the server keeps up with are fitted as well; all other open loops,
-    and sessions, are for checking predictions.
+    another. Levels at a constant or Poisson rate that the server keeps up with are fitted as well; other open loops and
+    sessions are for checking predictions.
 
     A level is measured `until` its means are known precisely enough, for `budget_s` seconds at most (default 120), or
     for `requests_per_level` requests and the few that are sent before all users have stopped. A schedule or trace is

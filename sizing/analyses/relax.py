@@ -86,8 +86,7 @@ def ways_out(
     """
     if all(rejection.kind != "sla" for rejection in rejected):
         return NO_WAYS
-    alone, found = ways(question, candidates, nearly_alone, gpus)
-    return alone, only_together(alone, found)
+    return ways(question, candidates, nearly_alone, gpus)
 
 
 def ways(
@@ -96,31 +95,29 @@ def ways(
     nearly_alone: NearlyAlone | None = None,
     gpus: int | None = None,
 ) -> Ways:
-    """For each limit of the SLA, in its order, the relaxation that suffices alone, and what the nearest candidate needs
-    of all that it misses, whether it must or not.
+    """For each limit of the SLA, in its order, the relaxation that suffices alone; where none does, all that the
+    nearest candidate misses.
 
     Meant for an SLA that no candidate meets. A limit that is met comes back with the smallest value that still is; the
     one on rejected requests is left out, because the formula says nothing of them.
     """
     idle = [_Idle(question, candidate, nearly_alone, gpus) for candidate in candidates]
-    return tuple(_relaxed(limit, idle) for limit in question.sla.latencies), _together(question.sla, idle)
+    alone = tuple(_relaxed(limit, idle) for limit in question.sla.latencies)
+    return alone, None if any(way.smallest for way in alone) else _together(question.sla, idle)
 
 
 def _together(sla: Sla, idle: Sequence[_Idle]) -> Together | None:
-    """The candidate whose worst miss is the least, and the limits it misses as it would keep them; None without one."""
+    """The candidate whose worst miss is the least, and the limits it misses as it would keep them; None without one, or
+    where it misses fewer than two."""
     least_missed = sorted(idle, key=lambda each: each.worst(sla.limits))
     nearest = next((each for each in least_missed if all(each.needs_s(limit) < math.inf for limit in sla.limits)), None)
     if nearest is None:
         return None
     missed = tuple(limit for limit in sla.limits if nearest.needs_s(limit) > limit.limit_s)
+    if len(missed) < 2:
+        return None
     needed = tuple(replace(limit, limit_s=rounded_up(nearest.needs_s(limit))) for limit in missed)
     return Together(nearest.candidate, needed, _roomy(missed, needed, nearest))
-
-
-def only_together(alone: Iterable[Relaxation], found: Together | None) -> Together | None:
-    """Several limits that must be loosened together; None where loosening one is enough."""
-    enough = found is None or len(found.limits) < 2 or any(way.smallest for way in alone)
-    return None if enough else found
 
 
 DIGITS = 3

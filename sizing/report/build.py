@@ -13,7 +13,7 @@ from typing import Any
 from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
 from sizing.analyses.daily import Daily
-from sizing.analyses.relax import Relaxation, Together, only_together
+from sizing.analyses.relax import Relaxation, Together
 from sizing.analyses.sensitivity import GoodputPrice, Sensitivity
 from sizing.analyses.session_plan import OWN, Seen, SessionLoad, SessionPlan
 from sizing.analyses.traced import TracePlan
@@ -110,9 +110,8 @@ def way_out(way: Relaxation) -> WayOut:
     )
 
 
-def loosened(asked: Iterable[Limit], alone: Iterable[Relaxation], found: Together | None) -> tuple[Loosened, ...]:
-    """All limits that must be relaxed; none where relaxing one is enough, or where only one is missed."""
-    found = only_together(alone, found)
+def loosened(asked: Iterable[Limit], found: Together | None) -> tuple[Loosened, ...]:
+    """All limits that must be relaxed together, as asked and as needed."""
     if found is None:
         return ()
     needed = {(limit.metric, limit.percentile): limit.limit_s for limit in found.limits}
@@ -421,7 +420,7 @@ def refusal_of(
         left_out=tuple(map(left_out_unanswered, rejected[:MOST_ROWS])),
         remarks=tuple(f"{line}." for line in told),
         ways_out=tuple(map(way_out, alone)),
-        together=loosened(question.sla.limits, alone, together) if question else (),
+        together=loosened(question.sla.limits, together) if question else (),
     )
 
 

@@ -76,16 +76,19 @@ def test_routers_that_keep_requests_apart_need_no_limit_that_one_replica_would(r
 
 def test_a_candidate_whose_cache_never_holds_a_request_is_no_way_to_meet_the_sla() -> None:
     """Of long-tailed lengths some never fit in a small cache: the others are named, or nobody."""
-    asked = question(sla=Sla(Limit("itl", 95, IMPOSSIBLE_S)), workload=Workload(Lengths(2000, 30, 0.9, 1.9), 1.0))
+    itl, ttft = Limit("itl", 95, IMPOSSIBLE_S), Limit("ttft", 95, IMPOSSIBLE_S)
+    asked = question(sla=Sla(itl), workload=Workload(Lengths(2000, 30, 0.9, 1.9), 1.0))
     small = candidate()
     batching = replace(small.replica.batching, kv_tokens=25_000)
     small = replace(small, replica=replace(small.replica, batching=batching))
-    (found,), nearest = ways(asked, [small, ENGINES[1]])
+    (found,), _ = ways(asked, [small, ENGINES[1]])
+    (nobody,), _ = ways(asked, [small])
     assert found.candidate is ENGINES[1]
-    assert nearest is not None and nearest.candidate is ENGINES[1]
-    (nobody,), nearest = ways(asked, [small])
     assert nobody.candidate is None and nobody.smallest is None
-    assert nearest is None
+    both = with_limit(asked, ttft)
+    _, nearest = ways(both, [small, ENGINES[1]])
+    assert nearest is not None and nearest.candidate is ENGINES[1]
+    assert ways(both, [small])[1] is None
 
 
 def test_no_way_out_is_offered_of_too_many_rejections() -> None:
@@ -135,6 +138,13 @@ def test_no_value_of_one_limit_helps_where_another_fails_too() -> None:
     for limit in both.limits:
         asked = with_limit(asked, limit)
     assert feasible(asked, both.candidate)
+
+
+def test_limits_are_loosened_together_only_where_no_single_one_is_enough() -> None:
+    asked = question(sla=Sla(Limit("ttft", 95, 60.0), Limit("itl", 95, IMPOSSIBLE_S)))
+    alone, both = ways(asked, ENGINES)
+    assert [bool(found.smallest) for found in alone] == [False, True]
+    assert both is None
 
 
 def test_a_lower_percentile_is_offered_where_one_is_kept() -> None:

@@ -10,11 +10,10 @@ from functools import partial
 import pytest
 
 from api.mcp_server import BESIDE
-from sizing.analyses.relax import only_together
 from sizing.cli.shapes import KEYS
 from sizing.cli.tables import PRINTED
 from sizing.numbers import milliseconds, significant
-from sizing.report.build import REMARKS, SECTIONS, loosened
+from sizing.report.build import REMARKS, SECTIONS
 from sizing.report.model import SCHEMA, Report, ReportError, as_dict, as_json
 from sizing.report.write import WRITERS, render
 from sizing.text import LINES, Extras, ways_out_lines
@@ -128,21 +127,11 @@ def test_ways_out_in_words_have_the_figures_of_the_tables() -> None:
     assert lines[0] == f"{ttft.limit.name}: no value is enough alone, because another limit fails too"
     assert lines[1].startswith(f"p95 ITL: {said[0]} (by simulation) instead of {said[1]}, with {itl.candidate.label}")
     assert said[2] in lines[1]
-    alone, nearest = ways(STRICTER)
-    together = only_together(alone, nearest)
+    _, together = ways(STRICTER)
     assert together is not None
     (last,) = ways_out_lines((), together)
     assert last.startswith("No single limit is enough: ") and together.candidate.label in last
     assert all(f"{limit.name} of {milliseconds(limit.limit_s)}" in last for limit in together.limits)
-
-
-def test_limits_together_are_said_only_where_they_are_needed() -> None:
-    alone, nearest = ways(STRICT)
-    assert not loosened(STRICT.sla.limits, alone, nearest)
-    both, none = ways(STRICTER)[1], ways(STRICTER)[0]
-    assert both is not None
-    one = dataclasses.replace(both, limits=both.limits[:1])
-    assert not loosened(STRICTER.sla.limits, none, one) and not loosened(STRICTER.sla.limits, none, None)
 
 
 def test_the_hours_are_the_planner_s_in_all_four() -> None:

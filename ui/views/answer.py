@@ -15,7 +15,7 @@ from streamlit.delta_generator import DeltaGenerator
 from sizing import text
 from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
-from sizing.analyses.relax import Relaxation, only_together
+from sizing.analyses.relax import Relaxation
 from sizing.analyses.sensitivity import GoodputPrice
 from sizing.analyses.session_plan import SessionPlan
 from sizing.analyses.traced import TracePlan
@@ -384,7 +384,7 @@ def _relaxations(scenario: Scenario) -> None:
     ways = ways_out(scenario)
     for number, way in enumerate(ways.alone):
         _relaxation(way, number)
-    if found := only_together(ways.alone, ways.together):
+    if found := ways.together:
         least, half = (
             " and ".join(f"{limit_name(one)} {one.said(one.limit_s)}" for one in of)
             for of in (found.limits, found.roomy)

@@ -231,10 +231,8 @@ def sizing_by_means(plan: Plan) -> str | None:
     means, question = plan.mean_based, plan.question
     if means is None:
         return None
-    seen, blind = (
-        means.predicted,
-        "The rule does not see single gaps: it takes the limit on them for one on the mean ITL.",
-    )
+    seen = means.predicted
+    blind = " The rule does not see single gaps: it takes the limit on them for one on the mean ITL."
     kinds = {"poisson": "Poisson", "constant": "evenly spaced"}
     arrivals = "the trace's" if means.replayed else kinds.get(question.workload.arrivals.kind, "bursty")
     limit = seen.binding(question.sla)
@@ -250,7 +248,7 @@ def sizing_by_means(plan: Plan) -> str | None:
         )
     return (
         f"Sizing by mean latency gives {gpus(means.gpus)} ({means.replicas:,} × {means.layout}, no headroom or spare): "
-        f"{outcome}.{f' {blind}' if question.sla.gap else ''}"
+        f"{outcome}.{blind if question.sla.gap else ''}"
     )
 
 

@@ -145,12 +145,14 @@ class AtTp:
         if self.to < 1 or before.model.heads % self.to:
             heads = f"{before.model.name} has {before.model.heads} attention heads"
             raise ScenarioError(f"tp: {heads}, which {self.to} does not divide")
-        if before.layout.lanes > 1 or before.layout.ep > 1:
+        # An estimate of tensor parallelism has whole experts where only these were timed: nobody asked for them.
+        by_tp = replace(before, layout=replace(before.layout, ep=1))
+        if before.layout.lanes > 1 or (by_tp != before and not _is_estimate(setup, by_tp)):
             raise ScenarioError(f"tp: the replica has the layout {before.layout}; ask for another one with --layout")
         after = replace(before, layout=Layout(self.to))
-        if after == before:
+        if after == by_tp:
             return setup.unchanged(f"a replica already has TP{self.to}")
-        held = f"{after.layout} instead of {before.layout}: weights and KV cache are divided over the GPUs"
+        held = f"{after.layout} instead of {by_tp.layout}: weights and KV cache are divided over the GPUs"
         return _resized(setup, before, after, held)
 
 

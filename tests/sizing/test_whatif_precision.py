@@ -32,7 +32,7 @@ from sizing.analyses.whatif import (
 from sizing.catalog import Layout, Model, Precision, gpus, models
 from sizing.edge import BY_FORMULA
 from sizing.engine import Batching, Replica, StepLaw
-from sizing.errors import DoesNotFit
+from sizing.errors import DoesNotFit, ScenarioError
 from sizing.estimate import estimate
 from sizing.estimate.day_zero import ENGINES, rows, shipped
 from sizing.estimate.timed import TWIN, distance, nearest, scaled
@@ -112,6 +112,7 @@ def test_timed_changes_land_near_the_law_timed_there(change: WhatIf, tp: int, pr
         (QWEN, "mi300x", 2, "bf16", AtPrecision("fp8"), "sglang"),  # by roofline
         (QWEN, "h200_sxm", 2, "bf16", AtTp(4), "sglang"),  # timed itself
         (MIXTURE, "h200_sxm", 4, "fp8", AtTp(8), "trtllm"),
+        ("openai/gpt-oss-120b", "h200_sxm", 2, "mxfp4", AtTp(4), "trtllm"),  # of whole experts, the only ones timed
     ],
 )
 def test_a_changed_estimate_is_the_one_asked_for_directly(
@@ -126,6 +127,12 @@ def test_a_changed_estimate_is_the_one_asked_for_directly(
     changed = after(change, here)
     assert changed.candidate == dataclasses.replace(there, basis="what-if")
     assert back.apply(changed).candidate == dataclasses.replace(here, basis="what-if")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("layout", [Layout(8, ep=8), Layout(2, dp=4), Layout(4, pp=2)])
+def test_another_tp_of_a_layout_that_was_asked_for_is_refused(layout: Layout) -> None:
+    with pytest.raises(ScenarioError, match="ask for another one with --layout"):
+        after(AtTp(2), estimate(MIXTURE, "h200_sxm", layout, "bf16", LENGTHS, engine="trtllm"))
 
 
 @pytest.mark.parametrize("layout", [Layout(8, ep=8), Layout(dp=8, ep=8), Layout(2, dp=4, ep=8), Layout(4, pp=2)])

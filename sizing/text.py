@@ -146,7 +146,11 @@ def against(limit: Limit, predicted: Prediction) -> str:
     return f"{predicted.said(limit)} of the requests keep all limits, {limit.allowed} use up {used} of them at most,"
 
 
-def sensitivity(plan: Plan, growth: tuple[float, ...] = (0.10, 0.25)) -> str:
+GROWTH = (0.10, 0.25)
+"""Rises of the load for which GPUs are said."""
+
+
+def sensitivity(plan: Plan) -> str:
     """GPUs at higher loads, the replica's capacity kept: "Load +10 %: still 12 GPUs; +25 %: 14 GPUs".
 
     Of other arrivals than Poisson a replica's share is as bursty as the size of the fleet makes it, and a new plan may
@@ -154,7 +158,7 @@ def sensitivity(plan: Plan, growth: tuple[float, ...] = (0.10, 0.25)) -> str:
     """
     fleet, rate = plan.answer, plan.question.workload.rate_per_s
     parts = []
-    for more in growth:
+    for more in GROWTH:
         working = max(fleet.working, replicas_for(rate * (1 + more), fleet.requests_per_s_per_replica))
         count = (working + fleet.spare) * fleet.candidate.gpus
         parts.append(f"+{percent(more)}: {'still ' if count == fleet.gpus else ''}{gpus(count)}")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sizing.analyses.traced import TracePlan
     from sizing.simulator.sessions import SessionLatency, SimulatedSessions
 
-NOTHING_MORE = Extras()
 SHOWN = 8
 
 
@@ -43,7 +42,7 @@ def console() -> Console:
     return found if found.is_terminal else Console(highlight=False, width=max(120, found.width))
 
 
-def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
+def print_plan(plan: Plan, extras: Extras) -> None:
     """The answer, its arithmetic, the SLA, cost and energy, the extras, alternatives, and what was left out."""
     out, fleet = console(), plan.answer
     say = partial(out.print, soft_wrap=True)

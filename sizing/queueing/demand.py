@@ -357,7 +357,7 @@ def slot_limit(replica: Replica, demand: Demand) -> int:
 
 
 @lru_cache(maxsize=1024)
-def slots_of_memory(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> float:
+def slots_of_memory(replica: Replica, lengths: Lengths, prefix: Prefix) -> float:
     """Mean sequences that the KV cache holds, ignoring the slot limit."""
     rule, demand = replica.batching, demand_of(replica, lengths, prefix)
     one = lengths.isl + (min(lengths.osl, rule.max_tokens) if rule.max_tokens else lengths.osl)

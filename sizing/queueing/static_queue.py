@@ -148,7 +148,7 @@ def _stationary(transition: Floats) -> Floats:
 
 
 def predict_static(
-    replica: Replica, lengths: Lengths, rate_per_s: float, points: Points, *, gaps: bool = False
+    replica: Replica, lengths: Lengths, rate_per_s: float, points: Points, *, gaps: bool
 ) -> tuple[Floats, Floats, Floats, Quantiles]:
     """TTFT, ITL (NaN where OSL = 1) and E2E of the requests that `points` stand for, in seconds; and their gaps.
 

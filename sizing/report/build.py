@@ -429,7 +429,7 @@ def asked_of(question: Question, load: SessionLoad | None, replayed: bool = Fals
     return session_inputs(question, load) if load else inputs(question, replayed)
 
 
-def usual_title(question: Question, load: SessionLoad | None = None) -> str:
+def usual_title(question: Question, load: SessionLoad | None) -> str:
     """The title of a report that was given none."""
     if load is not None:
         return f"GPUs {load.words} of {question.model}"

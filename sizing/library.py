@@ -14,9 +14,7 @@ from sizing.catalog import Layout
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import SizingError
 from sizing.estimate.checkpoints import is_config, known, own
-from sizing.explain import distance_from_sla
 from sizing.fitting import Fit, fit
-from sizing.numbers import gpus as in_words
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point, read_points
 from sizing.prediction import Caution, Prediction, Quantiles
@@ -191,10 +189,7 @@ def capacity(
     ways = tuple(map(Layout.parse, names(layouts)))
     choice = Choice(names(gpus), names(precisions), numbers(tps), basis, names(engines), ways)
     candidates, left_out = find(model, lengths, choice, points)
-    fleets, misses = best_first(question, candidates, fleet_gpus)
-    if not fleets:
-        missed = sorted([*misses, *left_out], key=distance_from_sla)
-        raise NoFeasiblePlan(f"{in_words(fleet_gpus)} cannot carry any load under {question.sla}", tuple(missed))
+    fleets, _ = best_first(question, candidates, fleet_gpus, left_out)
     return fleets[0]
 
 

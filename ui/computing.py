@@ -18,11 +18,9 @@ from sizing.analyses.relax import Relaxation, Together, ways
 from sizing.budget import checkpoint, within
 from sizing.candidates import Choice, Found, find, from_fit, law_of
 from sizing.errors import CatalogueError, FitError, NotComputed, SizingError, TimeLimitReached
-from sizing.explain import distance_from_sla
 from sizing.files import resource
 from sizing.fitting import Fit
 from sizing.fitting.result import CoveredRange
-from sizing.numbers import gpus as in_words
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point, read_points
 from sizing.question import Question
@@ -253,10 +251,7 @@ def carried(question: Question, gpus: int, choice: Choice, have: Available) -> C
 
     def ask() -> Carried:
         found, left_out = found_for(question, choice, have)
-        fleets, rejected = best_first(question, found, gpus)
-        rejected = sorted([*rejected, *left_out], key=distance_from_sla)
-        if not fleets:
-            raise NoFeasiblePlan(f"{in_words(gpus)} cannot carry any load under {question.sla}", tuple(rejected))
+        fleets, rejected = best_first(question, found, gpus, left_out)
         return Carried(tuple(fleets), rejected=tuple(rejected))
 
     return answered(ask, Carried)

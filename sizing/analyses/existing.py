@@ -8,10 +8,10 @@ from functools import partial
 
 from sizing.edge import BY_SIMULATION, Method, SlaMissed, capacity_band
 from sizing.errors import RequestTooLong, ScenarioError
-from sizing.explain import engine_rejection, first_look, jump_rejection, remarks, sla_rejection
+from sizing.explain import distance_from_sla, engine_rejection, first_look, jump_rejection, remarks, sla_rejection
 from sizing.numbers import count_of
 from sizing.planner import fastest_engines
-from sizing.plans import NEAR_STABLE, Basis, Candidate, Rejection, basis_of, beyond_measured
+from sizing.plans import NEAR_STABLE, Basis, Candidate, NoFeasiblePlan, Rejection, basis_of, beyond_measured
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question, Setting
 from sizing.queueing import stable_rate_per_s
@@ -118,9 +118,10 @@ def _largest_rate(question: Question, candidate: Candidate, gpus: int, method: M
 
 
 def best_first(
-    question: Question, candidates: Sequence[Candidate], gpus: int
+    question: Question, candidates: Sequence[Candidate], gpus: int, rejected: Sequence[Rejection] = ()
 ) -> tuple[list[Existing], list[Rejection]]:
-    """What each candidate carries, most first, the first by simulation, the rest by formula; and those that cannot.
+    """What each candidate carries, most first, the first by simulation, the rest by formula; and those that cannot,
+    with those `rejected` before, nearest miss first. Raises NoFeasiblePlan, carrying these, when none carries anything.
 
     Of engines estimated side by side the fastest is sized, and the others on the configuration that wins, or where
     none carries anything.
@@ -138,10 +139,24 @@ def best_first(
             continue
         beside = [each for each, faster in slower if not carry or faster is carry[0].candidate]
         if not beside:
-            sized += [engine_rejection(candidate, faster.engine) for candidate, faster in slower]
-            return carry, [fleet for fleet in sized if isinstance(fleet, Rejection)]
+            break
         slower = [pair for pair in slower if pair[0] not in beside]
         sized += map(look, beside)
+    misses = [fleet for fleet in sized if isinstance(fleet, Rejection)]
+    misses += [engine_rejection(candidate, faster.engine) for candidate, faster in slower]
+    left_out = sorted([*misses, *rejected], key=distance_from_sla)
+    if not carry:
+        raise NoFeasiblePlan(_why_none(question, gpus, left_out), tuple(left_out))
+    return carry, left_out
+
+
+def _why_none(question: Question, gpus: int, left_out: Sequence[Rejection]) -> str:
+    """Why the GPUs carry nothing as any candidate."""
+    if any(each.kind != "too_few" for each in left_out):
+        return f"{count_of(gpus, 'GPU')} cannot carry any load under {question.sla}"
+    if question.spare:
+        return f"no working replica is left of {count_of(gpus, 'GPU')} beside {question.spare} spare: set --spare"
+    return f"no replica fits on {count_of(gpus, 'GPU')}"
 
 
 def settle_down(

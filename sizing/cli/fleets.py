@@ -51,7 +51,6 @@ from sizing.cli.shapes import existing_json, shared_json
 from sizing.cli.tables import print_existing, print_shared
 from sizing.errors import ScenarioError, quoted
 from sizing.explain import distance_from_sla
-from sizing.numbers import gpus as in_words
 from sizing.plans import NoFeasiblePlan
 from sizing.question import Question
 from sizing.text import rejection_json, ways_out_lines
@@ -83,16 +82,12 @@ def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
     lengths, points = question.workload.lengths, points_of(given)
     found, left_out = candidates.find(question.model, lengths, choice_of(given), points, protocol_of(given))
     reserved = configured(found, given, lengths.osl)
-    with shown_late():
-        fleets, rejected = best_first(question, reserved, gpus)
-    rejected = sorted([*rejected, *left_out], key=distance_from_sla)
-    if not fleets:
-        too_few = all(each.kind == "too_few" for each in rejected)
-        no_load = f"{in_words(gpus)} cannot carry any load under {question.sla}"
-        no_replica = f"no working replica is left of {in_words(gpus)} beside {question.spare} spare: set --spare"
-        missed = NoFeasiblePlan(no_replica if too_few else no_load, tuple(rejected))
+    try:
+        with shown_late():
+            fleets, rejected = best_first(question, reserved, gpus, left_out)
+    except NoFeasiblePlan as error:
         fitting = [each for each in reserved if each.gpus * (1 + question.spare) <= gpus]
-        raise Reported(missed, {}, ways_out_lines(*ways_out(rejected, question, fitting, gpus=gpus)))
+        raise Reported(error, {}, ways_out_lines(*ways_out(error.rejected, question, fitting, gpus=gpus))) from None
     if json_:
         others = [existing_json(fleet) for fleet in fleets[1:]]
         write_json({**existing_json(fleets[0]), "alternatives": others, "rejected": [*map(rejection_json, rejected)]})

@@ -385,6 +385,10 @@ H200 = "--points data/curves/h200-vllm-qwen3.csv --isl 2000 --osl 256"
         (f"predict --model Qwen/Qwen3-32B {H200} --rate 1 --isl 100000", "takes 40,960 at most"),
         (f"predict --model Qwen/Qwen3-8B {H200} --rate 1", "the points hold: Qwen/Qwen3-30B-A3B on h200_sxm TP1 bf16;"),
         (f"capacity --gpus 1 --model Qwen/Qwen3-32B {H200} --itl p95:30ms", "no working replica is left of 1 GPU"),
+        (
+            "capacity --gpus 1 --spare 0 --tp 2 --gpu h200_sxm --model Qwen/Qwen3-32B --isl 9 --osl 9 --itl p95:1s",
+            "no replica fits",
+        ),
     ],
 )
 def test_what_was_wrong_is_said(asked: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:

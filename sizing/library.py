@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from sizing.fitting import Fit, fit
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point, read_points
 from sizing.prediction import Caution, Prediction, Quantiles
-from sizing.question import LENGTHS, Question, lengths_of, sla_of
+from sizing.question import Question, sla_of, workload_of
 from sizing.simulator import Simulated, simulate
 from sizing.text import caution
 from sizing.token_law import TokenLaw
@@ -118,21 +119,7 @@ def plan(
     Raises NoFeasiblePlan, which carries every rejection, when no fleet meets the SLA, and another SizingError for a
     question that cannot be asked.
     """
-    given = (isl, osl, isl_cv, osl_cv, correlation, isl_law, osl_law)
-    lengths = lengths_of(dict(zip(LENGTHS, given, strict=True)))
-    model, prefix = model_id(model, config), Prefix(prefix_tokens, prefix_hit)
-    question = Question(
-        model,
-        Workload(lengths, rate, Arrivals.parse(arrivals), prefix, queue_timeout_s, queue_limit=queue_limit),
-        sla_of({"ttft": ttft, "itl": itl, "gap": gap, "e2e": e2e, "goodput": goodput, "rejected": rejected}),
-        routing,
-        headroom,
-        spare,
-        price_per_gpu_hour,
-    )
-    ways = tuple(map(Layout.parse, names(layouts)))
-    choice = Choice(names(gpus), names(precisions), numbers(tps), basis, names(engines), ways)
-    candidates, left_out = find(model, lengths, choice, points)
+    question, candidates, left_out = _asked(locals())
     return planner.plan(question, candidates, left_out)
 
 
@@ -175,22 +162,22 @@ def capacity(
 
     Raises NoFeasiblePlan, which carries every rejection, when these GPUs carry no load under the SLA.
     """
-    given = (isl, osl, isl_cv, osl_cv, correlation, isl_law, osl_law)
-    lengths = lengths_of(dict(zip(LENGTHS, given, strict=True)))
-    model, prefix = model_id(model, config), Prefix(prefix_tokens, prefix_hit)
-    question = Question(
-        model,
-        Workload(lengths, 1.0, Arrivals.parse(arrivals), prefix, queue_timeout_s, queue_limit=queue_limit),
-        sla_of({"ttft": ttft, "itl": itl, "gap": gap, "e2e": e2e, "goodput": goodput, "rejected": rejected}),
-        routing,
-        headroom,
-        spare,
-    )
-    ways = tuple(map(Layout.parse, names(layouts)))
-    choice = Choice(names(gpus), names(precisions), numbers(tps), basis, names(engines), ways)
-    candidates, left_out = find(model, lengths, choice, points)
+    question, candidates, left_out = _asked(locals())
     fleets, _ = best_first(question, candidates, fleet_gpus, left_out)
     return fleets[0]
+
+
+def _asked(given: Mapping[str, Any]) -> tuple[Question, list[Candidate], list[Rejection]]:
+    """The question in the arguments of `plan` or `capacity`, and what may be bought: candidates, and what was left
+    out."""
+    model = model_id(given["model"], given["config"])
+    workload = replace(workload_of(given), queue_timeout_s=given["queue_timeout_s"])
+    terms = (given["routing"], given["headroom"], given["spare"], given.get("price_per_gpu_hour"))
+    question = Question(model, workload, sla_of(given), *terms)
+    which = names(given["gpus"]), names(given["precisions"]), numbers(given["tps"])
+    layouts = tuple(map(Layout.parse, names(given["layouts"])))
+    choice = Choice(*which, given["basis"], names(given["engines"]), layouts)
+    return question, *find(model, workload.lengths, choice, given["points"])
 
 
 def predict(

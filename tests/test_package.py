@@ -129,8 +129,11 @@ def test_importing_it_loads_no_library() -> None:
 def test_defaults_are_those_of_the_question() -> None:
     """A program and the command line that leave the same things out ask the same question."""
     of_values = {field.name: field.default for kind in (Question, Lengths) for field in fields(kind)}
-    for function in (sizing.plan, sizing.capacity):
-        given = inspect.signature(function).parameters
+    plan, capacity = (inspect.signature(function).parameters for function in (sizing.plan, sizing.capacity))
+    assert {name: plan[name] for name in plan.keys() - {"rate", "price_per_gpu_hour"}} == {
+        name: capacity[name] for name in capacity.keys() - {"fleet_gpus"}
+    }
+    for given in (plan, capacity):
         shared = given.keys() & of_values.keys() - {"model", "isl", "osl"}
         assert {"headroom", "spare", "routing", "isl_cv", "osl_cv", "correlation"} <= shared
         assert {name: given[name].default for name in shared} == {name: of_values[name] for name in shared}

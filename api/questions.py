@@ -233,7 +233,7 @@ def load() -> None:
 
 def _asked(name: str, given: Mapping[str, Any], limit_s: float) -> bytes:
     arguments = [*_arguments(name, given), "--json"]
-    if "--time-limit" in {option for parameter in command(name).params for option in parameter.opts}:
+    if "time_limit" in {parameter.name for parameter in command(name).params}:
         arguments.append(f"--time-limit={limit_s}")  # its own would replace the caller's
     return _printed(partial(cli.main, [name, *arguments], prog_name="sizing", standalone_mode=False))
 

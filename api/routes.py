@@ -153,19 +153,11 @@ def check_depth(value: Any) -> None:
     """Raise ValueError for lists and objects nested more than `DEEPEST` levels deep."""
     level = [value]
     for _ in range(DEEPEST):
-        level = [inner for each in level if isinstance(each, dict | list) for inner in _inside(each)]
+        nested = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [inner for each in nested for inner in each]
         if not level:
             return
     raise ValueError(f"lists and objects are nested more than {DEEPEST} levels deep")
-
-
-def is_object(value: object) -> bool:
-    """True for a JSON object."""
-    return isinstance(value, dict)
-
-
-def _inside(value: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value
 
 
 async def unless_gone(request: Request, answer: Awaitable[T]) -> T:
@@ -235,7 +227,8 @@ def comparing(workers: Workers) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         body = await body_of(request)
         cases = body["cases"] if isinstance(body, dict) and body.keys() == {"cases"} else None
-        if not (isinstance(cases, dict) and 1 <= len(cases) <= MOST_CASES and all(map(is_object, cases.values()))):
+        named = isinstance(cases, dict) and all(isinstance(case, dict) for case in cases.values())
+        if cases is None or not named or not 1 <= len(cases) <= MOST_CASES:
             line = f"cases: give 1 to {MOST_CASES} questions of `plan` by name"
             raise Problem(400, "form", "Invalid question", line)
         found = await unless_gone(request, asyncio.gather(*(one(name, case) for name, case in cases.items())))

@@ -558,17 +558,11 @@ def latency(fleet: Fleet, metric: Metric) -> model.LatencyRow:
 
 def left_out(rejection: Rejection) -> model.LeftOut:
     """A configuration left out."""
-    return _left_out(rejection, rejection.why)
+    one = rejection
+    return model.LeftOut(one.gpu, one.layout.tp, one.precision, one.kind, one.why, one.engine, str(one.layout))
 
 
 def left_out_unanswered(rejection: Rejection) -> model.LeftOut:
     """The same where nothing meets the SLA: a count that beat this one was found wanting, so it is not repeated."""
     why = "not sized: it needs at least as many GPUs as a configuration that misses the SLA"
-    text = why if rejection.kind == "cost" else rejection.why
-    return _left_out(rejection, text)
-
-
-def _left_out(rejection: Rejection, why: str) -> model.LeftOut:
-    layout = rejection.layout
-    names = rejection.gpu, layout.tp, rejection.precision, rejection.kind, why, rejection.engine
-    return model.LeftOut(*names, str(layout))
+    return left_out(replace(rejection, why=why) if rejection.kind == "cost" else rejection)

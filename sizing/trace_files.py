@@ -138,29 +138,27 @@ class Reading(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_trace_noted(path: Path | str, *, kind: str | None = None) -> Reading:
+def read_trace_noted(path: Path | str) -> Reading:
     """The requests of a file in order of arrival, and notes on what was left out, sorted or taken for granted.
 
-    `kind`: a key of `FORMATS`; None finds it out. Times with a date, or since 1970, become `began_s` and seconds since
-    the first arrival; seconds of a trace without a date stay as they are, but for whole days in front of the first.
+    Times with a date, or since 1970, become `began_s` and seconds since the first arrival; seconds of a trace without a
+    date stay as they are, but for whole days in front of the first.
 
     Raises TraceError, one line naming file, row and column, for a file that is missing, damaged or of no known kind, a
     value that cannot be, and where over half of the rows have no tokens. A row is the number of its line, header
     included, in Parquet that of the request.
     """
     path = Path(path)
-    if kind is not None and kind not in FORMATS:
-        raise TraceError(f"{quoted(kind)} is no kind of trace: choose {', '.join(FORMATS)}")
     shape = ""
     try:
         shape, header = _shape(path)
         if shape == "csv":
-            columns = _among(header, kind, path)
+            columns = _among(header, path)
             batches = _of_csv(path, header, columns)
         elif shape == "parquet":
-            columns, batches = _of_parquet(path, kind)
+            columns, batches = _of_parquet(path)
         else:
-            columns = _among_keys(path, shape, kind)
+            columns = _among_keys(path, shape)
             batches = _of_lines(path, shape, columns)
         requests = _Requests(columns)
         with closing(batches):
@@ -253,28 +251,28 @@ def _columns(kind: str, names: Collection[str]) -> _Columns:
     return _Columns(kind, time, form.times[time], isl, osl, session, label, unused)
 
 
-def _among(names: Sequence[str], kind: str | None, path: Path) -> _Columns:
+def _among(names: Sequence[str], path: Path) -> _Columns:
     """Where a table has what is read. Raises TraceError naming what the nearest kind lacks."""
-    for each in [kind] if kind else FORMATS:
-        if not FORMATS[each].lacks(names):
-            columns = _columns(each, names)
+    for kind, form in FORMATS.items():
+        if not form.lacks(names):
+            columns = _columns(kind, names)
             for name in columns.of_table.values():
                 if names.count(name) > 1:
                     raise TraceError(f"{path}: column {name!r} is there twice: keep one of them")
             return columns
-    raise TraceError(f"{path}: {_lacking(names, kind)}")
+    raise TraceError(f"{path}: {_lacking(names)}")
 
 
-def _lacking(names: Collection[str], kind: str | None) -> str:
+def _lacking(names: Collection[str]) -> str:
     """Why a file with these columns or keys is of no kind."""
-    nearest = kind or min(FORMATS, key=lambda each: len(FORMATS[each].lacks(names)))
+    nearest = min(FORMATS, key=lambda each: len(FORMATS[each].lacks(names)))
     lacks = FORMATS[nearest].lacks(names)
-    if len(lacks) == 3 and not kind:
+    if len(lacks) == 3:
         found = quoted(", ".join(islice(names, 8)))
         return f"no trace that is known has {found}: write arrival_s (seconds), isl and osl"
     are = "is" if len(lacks) == 1 else "are"
     why = f"{', '.join(lacks)} {are} missing for {FORMATS[nearest].label} (kind {nearest}): add or rename"
-    return why if nearest == "own" or kind else f"{why}, or write arrival_s (seconds), isl and osl"
+    return why if nearest == "own" else f"{why}, or write arrival_s (seconds), isl and osl"
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -378,7 +376,7 @@ def _of_csv(path: Path, header: list[str], columns: _Columns) -> Batches:
             raise TraceError(f"{path}: cannot be read as CSV ({said})") from None
 
 
-def _of_parquet(path: Path, kind: str | None) -> tuple[_Columns, Batches]:
+def _of_parquet(path: Path) -> tuple[_Columns, Batches]:
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import parquet
@@ -408,7 +406,7 @@ def _of_parquet(path: Path, kind: str | None) -> tuple[_Columns, Batches]:
         file = parquet.ParquetFile(path, read_dictionary=flat)  # each text is read once, however often it is there
     except faults:
         raise TraceError(f"{path}: the Parquet file is cut off or damaged: copy it again") from None
-    columns = _among(schema.names, kind, path)
+    columns = _among(schema.names, path)
     return columns, batches()
 
 
@@ -464,13 +462,12 @@ def _written(value: object, name: str, row: int) -> str | None:
     return repr(value)
 
 
-def _among_keys(path: Path, shape: str, kind: str | None) -> _Columns:
+def _among_keys(path: Path, shape: str) -> _Columns:
     """The names of the first request with time and tokens. Raises TraceError naming what the nearest row lacks."""
-    kinds = [kind] if kind else list(FORMATS)
     fewest, nearest = math.inf, set[str]()
     for _, record in islice(_records(path, shape), MOST_LOOKED_AT):
-        lacks = {each: len(FORMATS[each].lacks(record)) for each in kinds}
-        best = min(kinds, key=lacks.__getitem__)
+        lacks = {kind: len(form.lacks(record)) for kind, form in FORMATS.items()}
+        best = min(FORMATS, key=lacks.__getitem__)
         if not lacks[best]:
             found = _columns(best, record)
             blocks = "hash_ids" if best == "mooncake" and "hash_ids" in record else ""
@@ -478,7 +475,7 @@ def _among_keys(path: Path, shape: str, kind: str | None) -> _Columns:
             return found._replace(session=FORMATS[best].session, blocks=blocks, unused=unused)
         if lacks[best] < fewest:
             fewest, nearest = lacks[best], set(record)
-    raise TraceError(f"{path}: {_lacking(nearest, kind)}")
+    raise TraceError(f"{path}: {_lacking(nearest)}")
 
 
 def _records(path: Path, shape: str) -> Iterator[tuple[int, dict[str, Any]]]:

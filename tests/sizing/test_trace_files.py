@@ -25,7 +25,7 @@ from sizing import trace_files
 from sizing.lazy_group import missing_extra
 from sizing.text import capital
 from sizing.trace import TraceError, hours
-from sizing.trace_files import FORMATS, Reading, read_trace_noted, read_traces
+from sizing.trace_files import Reading, read_trace_noted, read_traces
 from tests.sizing.trace_samples import (
     AZURE_2023,
     AZURE_2024,
@@ -403,14 +403,13 @@ def test_pyarrow_is_loaded_by_the_first_file_and_named_where_it_lacks(
     assert "pip install 'sizing[measure]'" in str(missing_extra(lacking.value))
 
 
-def noted(raw: bytes, folder: Path, kind: str | None = None) -> Reading:
-    return read_trace_noted(written(raw, folder), kind=kind)
+def noted(raw: bytes, folder: Path) -> Reading:
+    return read_trace_noted(written(raw, folder))
 
 
-def test_a_file_with_the_columns_of_two_kinds_is_read_as_asked(tmp_path: Path) -> None:
+def test_a_file_with_the_columns_of_two_kinds_is_of_the_first(tmp_path: Path) -> None:
     raw = b"arrival_s,isl,osl,ts,prompt_tokens,completion_tokens\n0,1,1,1715349600,5,6\n1,2,2,1715349609,7,8\n"
     assert noted(raw, tmp_path).trace.isl.tolist() == [1, 2]
-    assert noted(raw, tmp_path, "log").trace.isl.tolist() == [5, 7]
 
 
 @pytest.mark.parametrize(
@@ -549,9 +548,9 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 }  # fmt: skip
 
 
-def refused(path: Path | str, kind: str | None = None) -> str:
+def refused(path: Path | str) -> str:
     with pytest.raises(TraceError) as error:
-        read_trace_noted(path, kind=kind)
+        read_trace_noted(path)
     line = str(error.value)
     assert len(line) < 300 and "\n" not in line and line.isprintable()
     return line
@@ -574,9 +573,6 @@ def test_what_is_no_file_is_refused_in_one_line(tmp_path: Path, monkeypatch: pyt
     assert refused("/dev/null") == "/dev/null: no such trace file"
     assert refused("zero\0byte").endswith("no such trace file")
     assert refused("long" * 500).startswith("longlong")
-    assert refused("folder", "excel") == f"'excel' is no kind of trace: choose {', '.join(FORMATS)}"
-    written(OWN, tmp_path)
-    assert "are missing for an Azure LLM inference trace (kind azure)" in refused("trace", "azure")
 
 
 def test_a_fault_far_into_a_file_is_found_on_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from sizing.errors import ScenarioError
 from sizing.numbers import significant
@@ -329,8 +329,22 @@ class Setting:
         return replace(self.workload, rate_per_s=rate_per_replica_per_s * self.replicas)
 
 
+class Margins:
+    """Margins and prices, as in a question or in a fleet that several workloads share."""
+
+    __slots__ = ()
+    headroom: float
+    spare: int
+    price_per_gpu_hour: float | None
+    prices: tuple[tuple[str, float], ...]
+
+    def price_of(self, gpu: str) -> float | None:
+        """Price of an hour of this GPU, None = unknown."""
+        return dict(self.prices).get(gpu, self.price_per_gpu_hour)
+
+
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(Margins):
     """How many GPUs for this workload under this SLA?
 
     `headroom`: each working replica is planned at (1 - headroom) of the rate at which the SLA first fails. `spare`:
@@ -368,10 +382,6 @@ class Question:
         terms = {name: full[name] for name in ("routing", "headroom", "spare", "peak_factor")}
         price = {} if full["price"] is None else {"price_per_gpu_hour": full["price"]}
         return cls(full["model"], workload_of(full), sla_of(full), **terms, **price)
-
-    def price_of(self, gpu: str) -> float | None:
-        """Price of an hour of this GPU, None = unknown."""
-        return dict(self.prices).get(gpu, self.price_per_gpu_hour)
 
     @property
     def queue_timeout(self) -> str | None:
@@ -512,20 +522,6 @@ def check_prefix(lengths: Lengths, prefix: Prefix) -> None:
         raise ScenarioError(f"prefix tokens must be at most ISL ({lengths.isl:g} tokens), got {prefix.tokens}")
     if prefix.hit_rate and not prefix.tokens:
         raise ScenarioError("a prefix hit rate needs prefix tokens: say how many tokens all prompts share")
-
-
-class Margins(Protocol):
-    """Margins and prices, as in a question or in a fleet that several workloads share."""
-
-    @property
-    def headroom(self) -> float: ...
-    @property
-    def spare(self) -> int: ...
-    @property
-    def price_per_gpu_hour(self) -> float | None: ...
-    @property
-    def prices(self) -> tuple[tuple[str, float], ...]: ...
-    def price_of(self, gpu: str) -> float | None: ...
 
 
 def weight_of(terms: Margins, gpu: str) -> float:

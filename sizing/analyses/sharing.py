@@ -21,6 +21,7 @@ from sizing.plans import Basis, Candidate, Fleet, Rejection, basis_of, beyond_me
 from sizing.prediction import Caution, Prediction
 from sizing.question import (
     FIELDS,
+    Margins,
     Question,
     Setting,
     check_load,
@@ -58,7 +59,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Margins):
     """What all workloads of the fleet have in common; margins and prices as in a Question."""
 
     routing: Routing = "random"
@@ -69,10 +70,6 @@ class Terms:
 
     def __post_init__(self) -> None:
         check_terms(self)
-
-    def price_of(self, gpu: str) -> float | None:
-        """Price of an hour of this GPU, None = not known."""
-        return dict(self.prices).get(gpu, self.price_per_gpu_hour)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from sizing import text as answer
 from sizing.analyses.curves import load_curve
 from sizing.analyses.daily import daily_rates, gpus_by_hour, peak_over_mean
 from sizing.analyses.mixed import Mix, Supply, cheapest_mix, worth_mixing
-from sizing.analyses.relax import NO_WAYS, Ways, ways_out
+from sizing.analyses.relax import NO_WAYS, ways_out
 from sizing.analyses.sensitivity import goodput_prices, sensitivities, tune
 from sizing.analyses.verification import verification
 from sizing.cli.options import (
@@ -213,23 +213,8 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
                 beside = extras(plan, given, reserved, counts["available"], trace)
                 more = replace(beside, trace=replayed, mix=mix)
     except NoFeasiblePlan as error:
-        load = talks[0] if talks else None
-        rows = NO_WAYS  # a report's rows of limits do not tell first turns from later ones, nor classes: lines do
-        if load:
-            from sizing.analyses.session_plan import session_ways_out
-
-            lines = answer.ways_out_lines(*session_ways_out(error.rejected, question, load, reserved))
-        elif recorded and recorded.trace.classes:
-            lines = class_lines(error, question, recorded.trace, reserved, given)
-        else:
-            rows = ways_out(error.rejected, question, reserved)
-            lines = answer.ways_out_lines(*rows)
-        told = () if rows[0] else lines
-        report = {}
-        if json_:
-            more_asked = asked_beside(question, given, recorded.trace if recorded else None)
-            report = {"report": refusal_json(error, question, rows, load, recorded is not None, told, more_asked)}
-        raise Reported(error, report, lines) from None
+        load, trace = talks[0] if talks else None, recorded.trace if recorded else None
+        raise refused(error, question, reserved, given, json_, load=load, trace=trace) from None
     if json_:
         write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more)})
     else:
@@ -369,22 +354,36 @@ def report_json(plan: Plan, more: Extras) -> dict[str, Any]:
     return as_dict(report_of(plan, curve, more, Cover(now())))
 
 
-def refusal_json(
+def refused(
     error: NoFeasiblePlan,
     question: Question,
-    ways: Ways,
+    found: Sequence[Candidate],
+    given: Mapping[str, Any],
+    json_: bool,
+    *,
     load: SessionLoad | None,
-    replayed: bool,
-    told: Sequence[str],
-    beside: Sequence[InputRow],
-) -> dict[str, Any]:
-    """Why there is no plan, as `python -m sizing report` reads it. `replayed`: of a recorded trace. `told`: ways out
-    that are no rows. `beside`: what was asked beside the question."""
+    trace: Trace | None,
+) -> Reported:
+    """The error with ways to meet the SLA and, for JSON, why there is no plan as `python -m sizing report` reads it."""
+    rows = NO_WAYS  # a report's rows of limits do not tell first turns from later ones, nor classes: lines do
+    if load:
+        from sizing.analyses.session_plan import session_ways_out
+
+        lines = answer.ways_out_lines(*session_ways_out(error.rejected, question, load, found))
+    elif trace is not None and trace.classes:
+        lines = class_lines(error, question, trace, found, given)
+    else:
+        rows = ways_out(error.rejected, question, found)
+        lines = answer.ways_out_lines(*rows)
+    if not json_:
+        return Reported(error, {}, lines)
     from sizing.report.build import Cover, refusal_of
     from sizing.report.model import as_dict
 
     why = "No configuration meets this SLA", str(error), error.rejected, Cover(now())
-    return as_dict(refusal_of(question, *why, *ways, load, replayed, told, beside))
+    told, beside = () if rows[0] else lines, asked_beside(question, given, trace)
+    report = refusal_of(question, *why, *rows, load, trace is not None, told, beside)
+    return Reported(error, {"report": as_dict(report)}, lines)
 
 
 def asked_beside(question: Question, given: Mapping[str, Any], trace: Trace | None) -> tuple[InputRow, ...]:

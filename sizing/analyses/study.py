@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from sizing import candidates, planner
 from sizing.candidates import Choice, Found
-from sizing.cli.options import MOST_GPUS, layouts_named, tensor_parallel, words
+from sizing.cli.options import MOST_GPUS, choice_of
 from sizing.errors import LONGEST_QUOTE, ScenarioError, SizingError, first_fault
 from sizing.files import read_yaml
 from sizing.fitting import STARTS, Protocol
@@ -82,9 +82,7 @@ class StudyScenario:
     @property
     def choice(self) -> Choice:
         """What may be bought; raises ScenarioError for a TP that is no number."""
-        given = self.given
-        which = words(given["gpu"]), words(given["precision"]), tensor_parallel(str(given["tp"]))
-        return Choice(*which, given["basis"], words(given["engine"]), layouts_named(given["layout"]))
+        return choice_of(self.given | {"tp": str(self.given["tp"])})
 
     @property
     def points(self) -> str:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed
+from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed
 from sizing.errors import ScenarioError
 from sizing.numbers import per_second
 from sizing.plans import Fleet, NoFeasiblePlan
-from sizing.question import Question, Setting
+from sizing.question import Question
 
 ROUNDS = 6
 """Rounds of choosing a mix and asking again what its groups can carry; two or three are enough."""
@@ -39,7 +39,7 @@ class Supply:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestKind:
+class ReplicaKind:
     """One kind of replica a mix may hold: GPUs it takes, of which type, and requests/s it is planned for. A mix that
     has some of it has `least` or more: fewer miss the SLA."""
 
@@ -83,7 +83,7 @@ class Mix:
 
 
 def cheapest_counts(
-    kinds: Sequence[RequestKind], supplies: Mapping[str, Supply], rate_per_s: float, spare: int
+    kinds: Sequence[ReplicaKind], supplies: Mapping[str, Supply], rate_per_s: float, spare: int
 ) -> tuple[tuple[int, ...], float] | None:
     """Replicas of each kind at the lowest cost an hour, and that cost; None if the GPUs available cannot do it. Of two
     at one cost the one of fewer GPUs.
@@ -110,7 +110,7 @@ def cheapest_counts(
 
 
 def _solve(
-    kinds: Sequence[RequestKind], supplies: Mapping[str, Supply], rate_per_s: float
+    kinds: Sequence[ReplicaKind], supplies: Mapping[str, Supply], rate_per_s: float
 ) -> tuple[tuple[int, ...], float] | None:
     """The integer program: variables are replicas of each kind, GPUs paid for of each type, and whether there are some
     of each kind."""
@@ -165,7 +165,7 @@ def cheapest_mix(question: Question, fleets: Sequence[Fleet], supplies: Mapping[
     if missing:
         raise ScenarioError(f"a mix needs the price of every GPU: --price {min(missing)}=PRICE is missing")
     kinds = [
-        (fleet, RequestKind(fleet.candidate.gpu, fleet.candidate.gpus, fleet.requests_per_s_per_replica))
+        (fleet, ReplicaKind(fleet.candidate.gpu, fleet.candidate.gpus, fleet.requests_per_s_per_replica))
         for fleet in fleets
     ]
     for _ in range(ROUNDS):
@@ -181,7 +181,7 @@ def cheapest_mix(question: Question, fleets: Sequence[Fleet], supplies: Mapping[
 
 
 def chosen(
-    question: Question, kinds: Sequence[RequestKind], supplies: Mapping[str, Supply]
+    question: Question, kinds: Sequence[ReplicaKind], supplies: Mapping[str, Supply]
 ) -> tuple[tuple[int, ...], float]:
     """`cheapest_counts` for the question's load and spares; raises NoFeasiblePlan when there are too few GPUs."""
     load_per_s = question.workload.rate_per_s
@@ -191,7 +191,7 @@ def chosen(
     return found
 
 
-def asked_again(question: Question, fleet: Fleet, kind: RequestKind, replicas: int) -> list[RequestKind]:
+def asked_again(question: Question, fleet: Fleet, kind: ReplicaKind, replicas: int) -> list[ReplicaKind]:
     """The kind, where a replica carries as much in a group of `replicas` of which the spares have failed.
 
     Else with what it carries there, and as it was in groups no smaller than its own fleet; these alone where the SLA
@@ -209,13 +209,12 @@ def asked_again(question: Question, fleet: Fleet, kind: RequestKind, replicas: i
 
 def carried(question: Question, fleet: Fleet, replicas: int) -> float:
     """Requests/s a replica is planned for in a group of `replicas`, by the fleet's method. Raises SlaMissed."""
-    method: Method = BY_SIMULATION if fleet.verified else BY_FORMULA
-    setting: Setting = question.setting(replicas)
-    return method.capacity_per_s(fleet.candidate.replica, setting) * (1 - question.headroom)
+    method = BY_SIMULATION if fleet.verified else BY_FORMULA
+    return method.capacity_per_s(fleet.candidate.replica, question.setting(replicas)) * (1 - question.headroom)
 
 
 def groups_of(
-    question: Question, kinds: Sequence[tuple[Fleet, RequestKind]], counts: Sequence[int]
+    question: Question, kinds: Sequence[tuple[Fleet, ReplicaKind]], counts: Sequence[int]
 ) -> tuple[Group, ...]:
     """The groups of a mix, each with its share of the load, strongest first."""
     in_all = sum(count * kind.rate_per_s for (_, kind), count in zip(kinds, counts, strict=True))
@@ -229,7 +228,7 @@ def groups_of(
 
 
 def alone(
-    question: Question, kinds: Sequence[RequestKind], supplies: Mapping[str, Supply]
+    question: Question, kinds: Sequence[ReplicaKind], supplies: Mapping[str, Supply]
 ) -> tuple[tuple[str, float | None], ...]:
     """Cost an hour with each GPU type alone; None where there are too few of it."""
     costs = []

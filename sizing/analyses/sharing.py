@@ -189,9 +189,7 @@ def _shared_fleet(shares: Sequence[Share], candidate: Candidate, terms: Terms) -
         return all(upper_excess(run, share.sla) <= 0 for run, share in zip(results, shares, strict=True))
 
     start = max(1, math.ceil(sum(needs)))
-    apart = sum(
-        own_fleet(each, candidate, terms) for each in shares
-    )  # bursts need many replicas however low their rate
+    apart = sum(own_fleet(each, candidate, terms) for each in shares)  # bursts need many, however low their rate
     most = MOST * max(start, apart)
     working = least(holds, start, most)
     if working is None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sizing import planner
 from sizing.analyses.daily import daily_rates, gpus_by_hour, peak_over_mean
 from sizing.analyses.existing import Existing, largest_rate
-from sizing.analyses.mixed import RequestKind, Supply, asked_again, cheapest_counts, cheapest_mix, worth_mixing
+from sizing.analyses.mixed import ReplicaKind, Supply, asked_again, cheapest_counts, cheapest_mix, worth_mixing
 from sizing.analyses.sharing import (
     Share,
     SharedFleet,
@@ -130,7 +130,7 @@ def test_bands_in_the_table_of_configurations_are_worded_as_elsewhere() -> None:
 
 def test_a_mix_of_thousands_of_gpus_is_the_cheapest_to_one_gpu() -> None:
     """Trying all numbers of the large replica, of which one may fail: the small ones fill what is left."""
-    rate_per_s, large, small = 41_786.0, RequestKind("a", 8, 10.615), RequestKind("a", 1, 1.002)
+    rate_per_s, large, small = 41_786.0, ReplicaKind("a", 8, 10.615), ReplicaKind("a", 1, 1.002)
     counts = range(1, 4000)
     left = (math.ceil(max(rate_per_s - (count - 1) * large.rate_per_s, 0.0) / small.rate_per_s) for count in counts)
     fewest = min(8 * count + beside for count, beside in zip(counts, left, strict=True))
@@ -163,7 +163,7 @@ def in_thousandths(least: int, most: int) -> st.SearchStrategy[float]:
 
 kinds = st.lists(
     st.builds(
-        RequestKind, st.sampled_from(["a", "b"]), st.integers(1, 4), in_thousandths(500, 6000), st.integers(1, 4)
+        ReplicaKind, st.sampled_from(["a", "b"]), st.integers(1, 4), in_thousandths(500, 6000), st.integers(1, 4)
     ),
     min_size=1,
     max_size=3,
@@ -179,7 +179,7 @@ kinds = st.lists(
     owned=st.sampled_from([2, 9]),
 )
 def test_the_cheapest_mix_is_the_one_found_by_trying_all(
-    kinds: list[RequestKind], rate: float, spare: int, prices: tuple[float, float], owned: int
+    kinds: list[ReplicaKind], rate: float, spare: int, prices: tuple[float, float], owned: int
 ) -> None:
     """Against enumeration, where the strongest replicas fail. Of mixes at one cost, as of GPUs that are owned, it takes
     the smallest."""
@@ -205,13 +205,13 @@ def test_the_cheapest_mix_is_the_one_found_by_trying_all(
 
 def test_of_two_failed_replicas_only_one_is_of_a_kind_that_is_there_once() -> None:
     """Four of 6 requests/s and one of 10 still carry 18 with the 10 and a 6 failed, as cheap as enumeration finds."""
-    kinds = [RequestKind("a", 1, 6.0), RequestKind("b", 2, 10.0)]
+    kinds = [ReplicaKind("a", 1, 6.0), ReplicaKind("b", 2, 10.0)]
     found = cheapest_counts(kinds, {"a": Supply(5.0, available=4), "b": Supply(4.0)}, 15.0, 2)
     assert found is not None and (found[0], round(found[1], 6)) == ((4, 1), 28.0)
 
 
 def test_equal_costs_are_settled_by_gpus_whichever_kind_is_the_strongest() -> None:
-    weak, strong = RequestKind("a", 2, 1.0), RequestKind("b", 2, 1.2)
+    weak, strong = ReplicaKind("a", 2, 1.0), ReplicaKind("b", 2, 1.2)
     supplies = {"a": Supply(2.5, owned=100), "b": Supply(3.8, owned=100)}
     for kinds in ([weak, strong], [strong, weak]):
         found = cheapest_counts(kinds, supplies, 6.0, 1)
@@ -260,7 +260,7 @@ def test_a_group_that_bursts_leave_over_its_limits_is_no_smaller_than_its_fleet(
 
     asked = question(25.0)
     fleet = fleet_of(asked, gpu="g")
-    kind = RequestKind("g", 1, fleet.requests_per_s_per_replica)
+    kind = ReplicaKind("g", 1, fleet.requests_per_s_per_replica)
     monkeypatch.setattr("sizing.analyses.mixed.carried", missed)
     assert fleet.replicas > 1
     assert asked_again(asked, fleet, kind, 1) == [replace(kind, least=fleet.replicas)]

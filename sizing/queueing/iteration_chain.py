@@ -261,9 +261,9 @@ class _States:
         left = np.maximum(0.0, np.arange(duration_s.shape[1]) - self.room_tokens[:, None] / self.quantum)
         quanta = self.quanta_of_groups[: arriving.shape[2]]
         if left.any():
-            probability = _stationary(_shifted(arriving @ quanta, left))
+            probability = stationary(_shifted(arriving @ quanta, left))
         else:
-            probability = _stationary(quanta @ arriving) @ quanta
+            probability = stationary(quanta @ arriving) @ quanta
         return self._found(rule, probability, duration_s, look_s, self._iterations(1, steps_to_look))
 
     def solve_early(self, rule: Batching, groups_per_s: float) -> Iterations:
@@ -292,7 +292,7 @@ class _States:
             nothing = of_prompts[:, 0, 0] / np.maximum(1 - of_steps[:, 0, 0], 1e-12)
             visits = of_prompts[:, 0] + nothing[:, None] * of_steps[:, 0]
             of_prompts[:, 0] = np.einsum("dq,dqr->dr", visits[:, 1:], of_steps[:, 1:])
-            late = _stationary(of_prompts)
+            late = stationary(of_prompts)
             probability = np.hstack([late[:, :1] * visits, late])
             probability /= probability.sum(axis=1, keepdims=True)
             prompts = probability * np.tile(waiting > 0, 2)
@@ -333,7 +333,7 @@ class _States:
             ended[row, place, last] = max(0.0, 1 - come[row, : last - place].sum())
         # A prompt of which a chunk has run waits no more.
         awaits = left == 0 if rule.cuts_prompts else np.ones(left.shape, np.bool_)
-        runs = _stationary(np.where(awaits[..., None], until @ ended, until))
+        runs = stationary(np.where(awaits[..., None], until @ ended, until))
         waits = np.einsum("dq,dqr->dr", runs * awaits, until) * (lacking > 0)
         probability = np.hstack([runs, waits])
         probability /= probability.sum(axis=1, keepdims=True)
@@ -467,7 +467,7 @@ def _shift(law: Floats, left: Floats) -> None:
                 moved[: min(whole, states)] = 0.0
 
 
-def _stationary(transition: Floats) -> Floats:
+def stationary(transition: Floats) -> Floats:
     """Probability vectors x = x P of a stack of transition matrices."""
     balance = np.swapaxes(transition, 1, 2) - np.eye(transition.shape[-1])
     balance[:, -1, :] = 1.0

@@ -27,6 +27,7 @@ from sizing.engine import Replica, StepLaw
 from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, Quantiles
 from sizing.queueing.demand import slots
+from sizing.queueing.iteration_chain import stationary
 from sizing.queueing.points import LEAST_LOG, Points, poisson_counts
 from sizing.queueing.token_gaps import weighted_quantiles
 from sizing.workload import Lengths
@@ -117,7 +118,7 @@ def batches(replica: Replica, lengths: Lengths, rate_per_s: float) -> BatchState
     typical = float(np.argmax(rate_per_s * (duration @ WEIGHTS) <= np.maximum(sizes, 1.0)))
     states = int(min(MOST_STATES, 2 * typical + 8 * np.sqrt(typical) + 30))
     duration = duration[:states]
-    probability = _stationary(_transitions(rate_per_s * duration, most))
+    (probability,) = stationary(_transitions(rate_per_s * duration, most)[None])
     duration[0] = 1 / rate_per_s
     return BatchStates(probability, duration, most)
 
@@ -136,15 +137,6 @@ def _transitions(arriving: Floats, most: int) -> Floats:
     moved[0, 1] = 1.0  # an idle server starts with the next arrival
     moved[:, -1] += np.maximum(0.0, 1 - moved.sum(axis=1))
     return moved
-
-
-def _stationary(transition: Floats) -> Floats:
-    balance = transition.T - np.eye(len(transition))
-    balance[-1] = 1.0
-    right = np.zeros(len(transition))
-    right[-1] = 1.0
-    probability = np.maximum(np.linalg.solve(balance, right), 0.0)
-    return np.asarray(probability / probability.sum())
 
 
 def predict_static(

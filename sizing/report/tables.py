@@ -148,12 +148,10 @@ class Table:
 
 def sla(report: Report) -> Table:
     """Each limit against its prediction at the planned load, or over all requests replayed."""
-    where, note = "at the planned load", "Predicted for the planned load spread over the working replicas"
     if report.traffic:
-        where, note = (
-            "over all requests replayed",
-            "Predicted: what the requests of the trace see in the replay",
-        )
+        where, note = "over all requests replayed", "Predicted: what the requests of the trace see in the replay"
+    else:
+        where, note = "at the planned load", "Predicted for the planned load spread over the working replicas"
     return Table(
         f"SLA {where}",
         ("Limit", "Allowed", "Predicted", "90 % band", "Room", "Kept"),
@@ -203,16 +201,8 @@ def configurations(report: Report) -> Table:
 def configuration_row(found: Configuration, priced: bool) -> tuple[Cell, ...]:
     """One row of the configurations."""
     return (
-        *(
-            found.gpu,
-            str(found.layout),
-            found.precision,
-            found.engine,
-            found.gpus,
-            gpus_band(found),
-            found.planned_per_gpu,
-            found.room,
-        ),
+        *(found.gpu, str(found.layout), found.precision, found.engine),
+        *(found.gpus, gpus_band(found), found.planned_per_gpu, found.room),
         *(found.binding.partition(" <= ")[0], found.basis, METHOD[found.verified_by]),
         *((found.cost_per_hour,) if priced else ()),
     )

@@ -57,18 +57,17 @@ def study_command(file: Path, out: Path | None, processes: int, cluster: str, js
     points = _points(study, file.parent)
     target = out or file.with_suffix(".csv")
     table = ResultsFile(target, study, _inputs(file.parent, {scenario.points for scenario in study}))
-    already = len(table.done)
-    left = [(place, (study[place], points[study[place].table])) for place in range(len(study))]
-    left = [(place, item) for place, item in left if place not in table.done]
-    with table, bar("scenarios", already)(len(study)) as step:
+    done = table.done
+    left = [(place, (each, points[each.table])) for place, each in enumerate(study) if place not in done]
+    with table, bar("scenarios", len(done))(len(study)) as step:
         for place, cells in completed(answer, left, machines=machines):
             table.add(place, cells)
             step()
-    summary = {"scenarios": len(study), "answered": table.answered, "done_before": already, "out": str(target)}
+    summary = {"scenarios": len(study), "answered": table.answered, "done_before": len(done), "out": str(target)}
     if json_:
         click.echo(json.dumps(summary, indent=2))
     else:
-        before = f" ({already} of them before)" if already else ""
+        before = f" ({len(done)} of them before)" if done else ""
         click.echo(f"{target}: {count_of(len(study), 'scenario')}{before}, {table.answered} with a count of GPUs")
 
 

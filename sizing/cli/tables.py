@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Any, Literal
@@ -363,8 +364,7 @@ def print_prediction(prediction: Prediction, title: str) -> None:
         quantiles = prediction.of(metric)
         if metric == "gap" and not quantiles.known:
             continue
-        values = (quantiles.mean_s, quantiles.p50_s, quantiles.p90_s, quantiles.p95_s, quantiles.p99_s)
-        table.add_row(metric_name(metric), *map(milliseconds, values))
+        table.add_row(metric_name(metric), *map(milliseconds, astuple(quantiles)))
     console().print(table)
     console().print(f"Utilization {percent(prediction.utilization)} of the highest stable rate.")
     print_cautions(prediction.warnings)
@@ -398,8 +398,7 @@ def latency_table(latencies: Mapping[SessionLatency, Quantiles], title: str) -> 
     for name, row in SESSION_ROWS.items():
         quantiles = latencies[name]
         if quantiles.known:
-            values = (quantiles.mean_s, quantiles.p50_s, quantiles.p90_s, quantiles.p95_s, quantiles.p99_s)
-            table.add_row(row, *map(milliseconds, values))
+            table.add_row(row, *map(milliseconds, astuple(quantiles)))
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -551,9 +551,8 @@ def configuration(question: Question, fleet: Fleet) -> model.Configuration:
 
 def latency(fleet: Fleet, metric: Metric) -> model.LatencyRow:
     """Mean and percentiles of one metric of a fleet."""
-    found = fleet.predicted.of(metric)
-    values = (found.mean_s, found.p50_s, found.p90_s, found.p95_s, found.p99_s)
-    return model.LatencyRow(metric, *(number(value, "s", fleet.basis) for value in values))
+    values_s = astuple(fleet.predicted.of(metric))
+    return model.LatencyRow(metric, *(number(value_s, "s", fleet.basis) for value_s in values_s))
 
 
 def left_out(rejection: Rejection) -> model.LeftOut:

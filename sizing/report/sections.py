@@ -17,20 +17,8 @@ from sizing.text import DEFINITIONS, GOODPUT_PRICE, capital
 from sizing.workload import SHARES, Limit, Sla
 
 ASKED = (
-    *(
-        "model",
-        "rate",
-        "peak_factor",
-        "isl",
-        "isl_cv",
-        "osl",
-        "osl_cv",
-        "isl_law",
-        "osl_law",
-        "correlation",
-        "prefix_tokens",
-        "prefix_hit",
-    ),
+    *("model", "rate", "peak_factor", "isl", "isl_cv", "osl", "osl_cv", "isl_law", "osl_law", "correlation"),
+    *("prefix_tokens", "prefix_hit"),
     *("ttft", "itl", "gap", "e2e", "goodput", "rejected", "queue_limit", "queue_timeout"),
     *("headroom", "spare", "arrivals", "routing", "price"),
 )

@@ -33,7 +33,6 @@ from sizing.report.tables import Cell, Table, line, moment, number_of, paragraph
 from sizing.text import DEFINITIONS, capital
 from sizing.workload import Metric
 
-__all__ = ["Book", "Workbook", "Worksheet", "in_cell", "number_format", "safe", "widths"]
 Look = Literal[
     "plain", "title", "heading", "column", "column beside", "column of numbers", "beside", "right", "quiet", "input"
 ]

@@ -61,6 +61,15 @@ def test_the_headroom_reaches_from_the_planned_capacity_to_the_capacity() -> Non
     assert (1.5, 2.0) in [(shape.x0, shape.x1) for shape in shapes]
 
 
+@pytest.mark.parametrize(("allowed_s", "anchor"), [(5.0, "top"), (0.3, "bottom"), (100.0, "top")])
+def test_the_name_of_the_capacity_is_not_crossed_by_the_line(allowed_s: float, anchor: str) -> None:
+    """At the capacity the line has 200 ms: of an axis to 6 s, to 450 ms, and low on a logarithmic one."""
+    limit = Limit("ttft", 95, allowed_s)
+    figure = latency_against_load(curve(0.1, 0.15, 0.18, 0.2), fleet(0.15, limit), limit, 0.2, LIGHT).figure
+    name = next(note for note in figure.layout.annotations if note.text.startswith("capacity"))
+    assert (name.yanchor, name.y) == (anchor, 1 if anchor == "top" else 0)
+
+
 def test_loads_without_a_steady_state_are_left_out_of_the_line() -> None:
     limit = Limit("ttft", 99, 0.5)
     chart = latency_against_load(curve(0.1, math.inf), fleet(0.1, limit), limit, 0.0, LIGHT)

@@ -32,6 +32,8 @@ from ui.words import UNIT, limit_name, sentence_case
 
 NEAR_EDGE = 0.15
 """Share of the axis within which a label does not fit to the left of its dot."""
+LOW_LINE = 0.3
+"""Share of the axis below which a line runs through a label at the bottom."""
 
 
 def latency_against_load(
@@ -50,7 +52,8 @@ def latency_against_load(
     figure = figure_of(f"{limit_name(limit)} ({unit})", "Load (requests/s per replica)", ink)
     measured = [(point.load_value, value * per_s) for point, value in _known(points, limit)]
     log = _limited_axis(figure, [*values, planned], allowed, [value for _, value in measured])
-    _mark_capacity(figure, curve.capacity_per_s, headroom, ink)
+    at_capacity = float(np.interp(curve.capacity_per_s, rates, values)) if rates else math.inf
+    _mark_capacity(figure, curve.capacity_per_s, headroom, ink, below=_height(figure, at_capacity, log) < LOW_LINE)
     mark_limit(figure, allowed, limit, log, ink)
     line = {"color": ink.series[0], "width": 2.5}
     figure.add_scatter(x=rates, y=values, mode="lines", name=limit_name(limit), line=line)
@@ -84,6 +87,12 @@ def _limited_axis(figure: Plot, values: Sequence[float], limit: float, measured:
     return False
 
 
+def _height(figure: Plot, value: float, log: bool) -> float:
+    """Where a value lies on the vertical axis: 0 at its bottom, 1 at its top."""
+    low, top = map(float, figure.layout["yaxis"]["range"])
+    return ((math.log10(value) if log else value) - low) / (top - low)
+
+
 def mark_limit(figure: Plot, allowed: float, limit: Limit, log: bool, ink: Ink) -> None:
     """A dashed line at a limit, `allowed` in the units of the axis, and its name."""
     figure.add_hline(y=allowed, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
@@ -91,10 +100,12 @@ def mark_limit(figure: Plot, allowed: float, limit: Limit, log: bool, ink: Ink) 
     note(figure, f"limit {limit.said(limit.limit_s)}", ink.limit, 0, y, xref="paper")
 
 
-def _mark_capacity(figure: Plot, capacity_per_s: float, headroom: float, ink: Ink) -> None:
+def _mark_capacity(figure: Plot, capacity_per_s: float, headroom: float, ink: Ink, *, below: bool) -> None:
+    """The capacity with its headroom; its name at the top where the line runs `below`, else at the bottom."""
     figure.add_vline(x=capacity_per_s, line={"color": ink.text, "width": 1, "dash": "dot"}, opacity=0.7)
     text = f"capacity {significant(capacity_per_s)}"
-    note(figure, text, ink.text, capacity_per_s, 0, yref="paper", xanchor="right")
+    y, yanchor = (1, "top") if below else (0, "bottom")
+    note(figure, text, ink.text, capacity_per_s, y, yref="paper", xanchor="right", yanchor=yanchor)
     if headroom:
         left = capacity_per_s * (1 - headroom)
         figure.add_vrect(x0=left, x1=capacity_per_s, fillcolor=ink.band)

@@ -105,8 +105,8 @@ def find(
     *,
     expected: bool = True,
 ) -> Found:
-    """Candidates and what had to be left out, measured deployments first. `protocol`: how the points were measured;
-    `expected`: they were given for this question, so that estimates have a caution where none of them is used.
+    """Candidates and what had to be left out, measured deployments first. `protocol`: how the points were measured.
+    `expected`: the points were given for this question, so estimates carry a caution if none of them is used.
 
     Raises CatalogueError for a GPU or model that is neither measured nor in the catalogue, ScenarioError when there is
     nothing to choose from, and for requests longer than the model's context.
@@ -288,7 +288,7 @@ def _uncovered(
 
 
 def _timed(model: Model, gpu: str, layout: Layout, precision: str) -> tuple[str, ...]:
-    """Engines with timings of the layout, or of tensor parallelism with whole experts, which serves as a substitute."""
+    """Engines with timings of the layout, or of its substitute: the same tensor parallelism with whole experts."""
     whole = replace(layout, ep=layout.tp if model.kind == "moe" and layout.gpus == layout.tp else layout.ep)
     known = timed_engines(model, gpu, layout, precision), timed_engines(model, gpu, whole, precision)
     return tuple(engine for engine in ENGINES if engine in known[0] + known[1])
@@ -311,9 +311,11 @@ def _sensible(model: Model, gpu: str, precision: str) -> Sequence[Layout]:
 
 
 def with_prefix_cache(candidate: Candidate, kv_tokens: int) -> Candidate:
-    """The candidate with the prefix cache of vLLM's rules on and so many tokens of KV cache, in blocks of its engine:
-    single tokens in SGLang's, vLLM's where it is not known. Requests start as in vLLM where their prompts fit, but for
-    TensorRT-LLM's: SGLang, with its cache on, expects of answers in progress a small share of what they may add."""
+    """The candidate with a prefix cache, by vLLM's rules, and so many tokens of KV cache.
+
+    Blocks are those of its engine: single tokens in SGLang, vLLM's where the size is not known. A request starts once
+    its prompt fits, as in vLLM and, nearly, in SGLang, which reserves little for answers; TensorRT-LLM keeps its rule.
+    """
     rule, engine = candidate.replica.batching, engine_named(candidate.engine)
     block = rule.kv_block_tokens if engine == "sglang" or rule.kv_block_tokens > 1 else KV_BLOCK_TOKENS
     policy = rule.kv_policy if engine == "trtllm" else "max_utilization"

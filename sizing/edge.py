@@ -47,7 +47,7 @@ class LoadResponse:
 
     @classmethod
     def of(cls, predictions: Mapping[float, Prediction], sla: Sla) -> LoadResponse:
-        """From the formula's results at some requests/s."""
+        """From the formula's results, by requests/s."""
         rates_per_s = sorted(predictions)
         ordered = tuple(predictions[rate_per_s] for rate_per_s in rates_per_s)
         excess = [log_excess(prediction, sla) for prediction in ordered]
@@ -154,9 +154,9 @@ run, which adds its own error."""
 BATCHES = 30
 """Consecutive batches whose differences give the standard error of a share (batch means)."""
 SAME = 1e-6
-"""Relative difference of two latencies below which they are equal. Of equal requests that meet no others nearly all
-take the same time but for the rounding of the clock, which grows over a long run: counted as different, all of them lay
-beyond the percentile in one batch and none in another, and the longest of all was taken for its upper end."""
+"""Relative difference of two latencies below which they are equal. Equal requests that meet no others take the same
+time but for the rounding of the clock, which grows over a long run. Without this tolerance all of them lay beyond the
+percentile in one batch and none in another, and the longest latency was taken for the percentile's upper end."""
 MOST_RUNS = 20
 HALVING = 10
 """Runs after which the bracket is halved: if the curve is flat up to the edge, lines through two runs creep."""
@@ -341,8 +341,8 @@ MOST_ASKED = 9
 REQUESTS = 240_000
 """Requests of a run that decides; the Monte-Carlo error of a capacity is then 0.5-1 %."""
 FINER, WORTH = 4, 0.03
-"""Factor on the requests if the doubt of a run costs more than this of the rate (log), as for percentiles that hardly
-rise with the load. A planner would pay for the doubt with replicas; the longer runs halve it."""
+"""Factor on the requests of a run whose standard error costs more than this share of the rate (log), as where a
+percentile hardly rises with the load. The planner would pay for the error with replicas; the longer runs halve it."""
 BALANCED_REQUESTS = 160_000
 HERDING_REQUESTS = 800_000
 HERDING_RUNS = 3
@@ -423,8 +423,8 @@ def load_response(replica: Replica, setting: Setting, levels: tuple[float, ...] 
         known[rate_per_s] = predict_at(replica, at, rate_per_s)
         return LoadResponse.of(known, setting.sla)
 
-    # A router that counts finds an idle replica, so its requests meet no more often than those that take turns; the
-    # formula has them meet.
+    # A router that counts requests finds an idle replica, where the formula would let two requests meet: on an idle
+    # fleet it routes as round robin does.
     apart = setting if setting.routing == "random" else replace(setting, routing="round_robin")
     response = response_with(IDLE * stable_per_s, apart)
     if response.excess[0] > math.log(NEAR):
@@ -524,13 +524,13 @@ def _searched_per_s(replica: Replica, setting: Setting) -> float:
 
 
 def raised(rate_per_s: float, log: float, ceiling_per_s: float) -> float:
-    """The rate `log` higher, in logarithms, and at most the ceiling, from a rate up to it: `log` may be any number."""
+    """The rate times exp(`log`), at most the ceiling; `log` may be so large that exp overflows."""
     return rate_per_s * math.exp(min(log, math.log(ceiling_per_s / rate_per_s)))
 
 
 def lost_to_doubt(doubt: float, one: Probe, other: Probe) -> float:
-    """How much lower a search ends, in log rate, because the excess of its runs is `doubt` higher, by the line through
-    two of them; 0 if they give no slope."""
+    """By how much lower a rate (log) a search ends because the excess of its runs is raised by `doubt`: along the line
+    through two of them; 0 if they give no slope."""
     if max(one.over, other.over) >= FAR or one.rate == other.rate:
         return 0.0
     slope = (other.over - one.over) / math.log(other.rate / one.rate)
@@ -538,8 +538,8 @@ def lost_to_doubt(doubt: float, one: Probe, other: Probe) -> float:
 
 
 def _missed(idle: Simulated, sla: Sla) -> SlaMissed:
-    """The limit that a replica without load misses, as the search judges it: where its value keeps the limit, by the
-    upper end of what the value may be."""
+    """The limit that a replica without load misses, as the search judges it. If the value itself keeps the limit, the
+    upper end of its error is what misses it."""
     prediction = idle.prediction(sla.within)
     upper = {limit: upper_percentile(idle, limit, SURE) for limit in sla.limits}
     limit = max(sla.limits, key=lambda each: log_ratio(upper[each], each.limit_s))
@@ -553,8 +553,7 @@ def analytic_reached(replica: Replica, setting: Setting, capacity_per_s: float) 
 
 
 def simulated_reached(replica: Replica, setting: Setting, capacity_per_s: float) -> Limit:
-    """The same by a run just beyond the capacity, judged as the search judges its runs; by formula where none is
-    steady."""
+    """The same by a run just beyond the capacity, judged as in the search; by formula if that run is not steady."""
     if len(setting.sla.limits) == 1:
         return setting.sla.limits[0]
     fleet = replace(setting, replicas=simulated_replicas(setting.replicas, setting.routing))

@@ -39,7 +39,7 @@ NOT_IN_POINTS: Mapping[CautionKind, tuple[str, tuple[Metric, ...]]] = {
 
 
 def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> Rejection:
-    """A candidate whose replica misses a limit even with hardly any load; and why its points may be wrong about it."""
+    """A candidate whose replica misses a limit even with hardly any load; and why its points may not tell."""
     limit, by = missed.limit, "simulation" if missed.simulated else "formula"
     why = (
         f"misses {metric_name(limit.metric)} even at {percent(IDLE)} of the load that it carries: "
@@ -51,7 +51,8 @@ def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> 
 
 
 def idle_name(limit: Limit, lengths: Lengths) -> str:
-    """What a limit refers to on an idle replica: with equal lengths, all requests but the rarest take equally long."""
+    """What a limit refers to on an idle replica: requests of equal lengths take equally long there, so no percentile is
+    named below p99."""
     alike = lengths.fixed and limit.percentile < 99 and limit.metric != "gap"
     return metric_name(limit.metric) if alike else limit.name
 
@@ -107,9 +108,9 @@ def remarks(
 ) -> Iterator[Caution]:
     """No cautions if all is well; `predicted` holds at `load_per_s` requests/s per replica.
 
-    Cautions: a limit near its floor, the latency of an idle replica, which no number of replicas lowers; requests that
-    the model does not accept; a TTFT with a large share from the server's front end, outside the GPUs; a formula that
-    contradicts a simulated fleet, in which case neither is to be trusted blindly.
+    Cautions: a limit near the latency of an idle replica, which no number of replicas lowers; requests longer than the
+    model accepts; a TTFT of which the server's front end, outside the GPUs, takes a large share; formula and simulation
+    that contradict each other, so that neither is to be trusted blindly.
     """
     limit = predicted.binding(setting.sla)
     floor_s = load_response(candidate.replica, setting).idle.value_s(limit)

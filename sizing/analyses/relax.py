@@ -1,9 +1,8 @@
 """Ways to meet the SLA where no configuration does: the smallest relaxation of each limit alone.
 
-An SLA that fails without load fails whatever the number of GPUs: a looser limit helps, more GPUs do not. So what is
-needed is read off replicas that are all but idle, in a fleet as large as helps, by formula, and checked by a simulation
-of the same, because the planner checks its answers by simulation too (Poisson arrivals: its own smallest limit within
-2 %).
+An SLA that fails without load fails with any number of GPUs: only a looser limit helps. So the formula gives what an
+almost idle replica needs, in a fleet as large as helps, and a simulation of the same checks it, as the planner checks
+its answers (Poisson arrivals: the planner's own smallest limit within 2 %).
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Together:
 Ways = tuple[tuple[Relaxation, ...], Together | None]
 NO_WAYS: Ways = ((), None)
 NearlyAlone = Callable[[Candidate], Callable[[Limit], float]]
-"""Of a candidate, what each limit speaks of for users nearly alone, in seconds; simulated when first asked for."""
+"""For a candidate, the latency that each limit is on, in seconds, with hardly any users; simulated on first use."""
 
 
 def ways_out(
@@ -81,8 +80,8 @@ def ways_out(
 ) -> Ways:
     """Each limit relaxed alone, and all that must be relaxed together, where it is the SLA that is missed.
 
-    `nearly_alone`: of users that are no requests at random, which the formula takes for such. `gpus`: those of a fleet
-    that exists, in which every candidate has a working replica; without, a fleet may be as large as helps.
+    `nearly_alone`: what sessions need, which the formula takes for requests at random. `gpus`: of an existing fleet, in
+    which every candidate has a working replica; None: the fleet may be as large as helps.
     """
     if all(rejection.kind != "sla" for rejection in rejected):
         return NO_WAYS
@@ -175,8 +174,8 @@ class _Idle:
         return all(map(self.may_keep, limits)) and all(self.needs_s(limit) <= limit.limit_s for limit in limits)
 
     def may_keep(self, limit: Limit) -> bool:
-        """True where it is worth a simulation: the formula takes the turns that a limit of sessions speaks of for
-        others."""
+        """False if the formula rules it out. It does not tell the turns of sessions apart: their limits are always
+        simulated."""
         return self.nearly_alone is not None or self.formula_s(limit) < NEAR * limit.limit_s
 
     def _simulated(self) -> Simulated:

@@ -324,13 +324,13 @@ class SessionRuns:
         return self.surely(replicas, self.busy).meets
 
     def surely(self, replicas: int, load: SessionLoad) -> Seen:
-        """The fleet under a load by its run, or by the first further run of other sessions, as many of them started in
-        a second, that contradicts it.
+        """The fleet under a load by its run, or by the first of `AGAIN` runs of other sessions, at the same rate, that
+        contradicts it.
 
-        A fleet that can carry the load only because prompts are found in its cache may keep the SLA for hundreds of
-        sessions' times, until their contexts crowd each other out and it never recovers. No error within a run tells
-        how likely that is; other runs show it. They are not asked for a margin, so that chance contradicts no count
-        that has one. Other fleets recover, and are not run again.
+        A fleet that carries the load only because prompts are found in its cache may keep the SLA for hundreds of
+        sessions' times, until contexts crowd each other out and it never recovers. The scatter within a run does not
+        tell how likely that is; further runs do. They need no margin, lest chance contradict a count that has one. A
+        fleet that would carry the load without its cache recovers, and is not run again.
         """
         seen = self.at(replicas, load)
         if not seen.meets or seen.turns_per_s < replicas * self.bare_turns_per_s():
@@ -387,10 +387,10 @@ class SessionRuns:
         )
 
     def _users(self, replicas: int, load: SessionLoad) -> Seen:
-        """The run whose sessions in flight are the users: their rate is found by Little's law, step by step.
+        """The run with as many sessions in flight as there are users; the rate is found by Little's law, step by step.
 
-        Sessions in flight grow with the rate. At the cliff, where they jump from below the users to without end, it is
-        the run beyond: so many users would keep such a fleet there.
+        Sessions in flight grow with the rate. At the cliff they jump from fewer than the users to a growing queue: then
+        the answer is the run beyond it, where so many users would keep the fleet.
         """
         users, low, high = load.users or 1, 0.0, math.inf
         beyond: Seen | None = None
@@ -487,10 +487,9 @@ def plan_sessions(
     simulated fleet. Of engines estimated side by side the fastest is taken, and the others on the configuration that
     wins, or where no other is left.
 
-    Users are open sessions at the rate at which so many are in flight, not a closed number of them: sessions in flight
-    then vary as those of many independent users do, and a queue is not kept short by users who wait in it. The slower
-    a fleet, the less they send: a candidate's bound is at the rate of as many users as its replicas just keep the SLA
-    with.
+    Users are sessions that start at random, at the rate at which so many are in flight, not a fixed number of them: so
+    sessions in flight vary as with many independent users, and users who wait do not keep the queue short. The slower a
+    fleet, the less its users send: a candidate is bounded at the rate of the users whose SLA its replicas just keep.
 
     Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
     """
@@ -591,8 +590,8 @@ class Bound:
         return None
 
     def without_prompts(self, question: Question) -> Question:
-        """The question with as much more time to the first token as the mean prompt takes to compute: a limit may speak
-        of turns that compute next to nothing, and these wait for others all the same."""
+        """The question with limits looser by the time that the mean prompt takes to compute, except on ITL: a limit may
+        be on turns that compute next to nothing, but wait for others all the same."""
         prompt_tokens = self.turns.lengths.isl - self.turns.known_tokens
         prompt_s = self.runs.candidate.replica.law.prefill_alone_s(prompt_tokens)
         longer = (
@@ -601,8 +600,8 @@ class Bound:
         return replace(question, sla=Sla(*longer))
 
     def needed(self, question: Question, fleet: Fleet) -> int:
-        """Working replicas by a formula's `fleet`. For users, it says at which rate one of them just keeps the SLA: so
-        many users as are then in flight there, and no more, may each of them have."""
+        """Working replicas by a formula's `fleet`. For users: as many as it takes if each replica has no more of them
+        than are in flight there at the rate at which it just keeps the SLA."""
         load, rate_per_s = self.runs.load, fleet.capacity_per_s
         if load.users is None:
             return fleet.working
@@ -740,10 +739,9 @@ def most_replicas(question: Question, candidate: Candidate, winner: Fleet) -> in
 
 
 def completed(runs: SessionRuns, fleet: Fleet) -> Fleet:
-    """The fleet with its capacity, and the counts at the ends of the 90 % band of the law: every time of the engine
-    that much shorter, and that much longer. The margin that the count leaves for the chance of a run, more in some runs
-    than in others, is not asked for at the low end. Runs are random, and an end may come out on the wrong side of the
-    count."""
+    """The fleet with its capacity and the counts at the ends of the law's 90 % band: all times of the engine shorter,
+    and all longer. The low end needs no margin for the chance of a run, which differs between runs. Runs are random: an
+    end may come out on the wrong side of the count, which is then the end."""
     capacity_per_s = most_turns_per_s(runs, fleet.working) / fleet.working
     factor = math.exp(Z90 * runs.candidate.relative_sigma)
     ends = []

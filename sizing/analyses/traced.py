@@ -147,11 +147,11 @@ def class_slas(trace: Trace, sla: Sla, given: Sequence[str]) -> tuple[Sla, ...]:
 
 
 def loosest(slas: Sequence[Sla]) -> Sla:
-    """The SLA that all requests together meet if each class meets its own: the loosest limit on each metric that all
-    classes limit.
+    """The SLA that all requests together meet if each class meets its own: the loosest limit on each metric that every
+    class limits.
 
-    If p of the requests of every class are within limits of L at most, so are p of all. So it is with goodput, judged
-    by the limits that all have. Raises ScenarioError where there is no such metric.
+    If a share p of every class is within L, so is p of all requests. The same holds of goodput, judged by the limits
+    that every class has. Raises ScenarioError if no metric is limited in every class.
     """
     common = []
     for metric in LIMITED:
@@ -173,9 +173,9 @@ def class_ways_out(
     slas: Sequence[Sla],
     candidates: Sequence[Candidate],
 ) -> tuple[tuple[str, Ways], ...]:
-    """What the limits of each class (`slas`) would have to be, with the lengths of its own requests; by its name. A
-    class may have one request in a window, or none, of which there is nothing to say, nor is there of the gaps in
-    answers of one token."""
+    """What the limits of each class (`slas`) would have to be, by its name, with the lengths of its own requests. A
+    class without requests in the window is left out, and so are ITL and gaps of a class whose answers have one
+    token."""
     shares = []
     for number, (name, sla) in enumerate(zip(trace.classes, slas, strict=True)):
         if (own := trace.of_class == number).any():
@@ -410,8 +410,8 @@ def smallest(meets: Callable[[int], bool], start: int) -> int | None:
 
 
 def by_hour(question: Question, trace: Trace, fleet: Fleet) -> tuple[int, ...]:
-    """Working replicas that the rate of each hour needs: by formula, in proportion to what the busiest of them needs,
-    all. The busiest 60 minutes, which may lie in two, have a higher rate."""
+    """Working replicas that the rate of each hour needs, by formula; the busiest hour needs all. Rates are relative to
+    that hour's: the busiest 60 minutes, for which the fleet is sized, may lie in two hours and be busier."""
     planned = question.workload
     rates = [
         (hour.last - hour.first) / max(lasts_s, 60.0)

@@ -61,8 +61,8 @@ class Comparison:
 def what_if(
     question: Question, candidate: Candidate, changes: Sequence[WhatIf], method: Method = BY_SIMULATION
 ) -> Comparison:
-    """Size `candidate` as it is and with `changes` made: those of precision and TP first, on which the times and bytes
-    of the others depend, then these in their order.
+    """Size `candidate` as it is and with `changes` made: precision and TP first, because times and bytes of the other
+    changes depend on them, then the others in their order.
 
     A change that leaves no room for one request is a rejection; raises ScenarioError for one that cannot be made.
 
@@ -189,8 +189,8 @@ class Sparse:
 
 
 def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
-    """The setup moved from one sheet to another, and where the new times come from: where the candidate is an estimate,
-    from the one asked for directly, if there is one."""
+    """The setup moved from one sheet to another, and where its times come from. An estimate becomes the estimate that
+    would be made of the other sheet, if there is one."""
     if _is_estimate(setup, before) and (direct := _estimated(setup, after)):
         there, was = replace(direct, basis="what-if"), setup.candidate.replica.batching.kv_tokens
         source = f"times, memory and band are those of the estimate asked for directly: {direct.source}"
@@ -229,7 +229,7 @@ def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
 
 
 def _is_estimate(setup: Setup, sheet: Sheet) -> bool:
-    """Whether the candidate is what is estimated of its data sheet: neither measured nor changed otherwise."""
+    """Whether the candidate is the estimate of this sheet: neither measured nor changed in another way."""
     candidate = setup.candidate
     if candidate.fitted_to or candidate.variants:
         return False
@@ -736,12 +736,12 @@ class Cache:
 
 
 def refilled(setup: Setup, before: Sheet, after: Sheet, *, taken_bytes: float = 0.0) -> Cache:
-    """The KV cache when the weights and activations of `before` make place for those of `after`.
+    """The KV cache after weights and activations of `before` are replaced by those of `after`.
 
-    Both count as in their estimates, so that a changed estimate has the cache of the direct one. Of a measured engine
-    the change is counted so where kernels of both were timed; elsewhere its cache gains the bytes that the weights
-    lose. `taken_bytes`: what else now lies in the memory of each GPU. Each rank has a cache of its own, and the
-    replica's is that of all. Raises DoesNotFit if not one request fits.
+    Memory is counted as in estimates, so that a changed estimate has the cache of the direct one. For a measured engine
+    this needs kernel timings of both; without them its cache gains the bytes that the weights lose. `taken_bytes`: what
+    else now lies in the memory of each GPU. Each rank has a cache of its own; the replica's is their sum. Raises
+    DoesNotFit if not one request fits.
     """
     batching, lengths = setup.candidate.replica.batching, setup.question.workload.lengths
     if batching.kv_tokens >= UNLIMITED_KV_TOKENS:

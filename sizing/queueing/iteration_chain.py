@@ -111,9 +111,9 @@ SINGLE = Groups()
 EARLY_ROUNDS = 5
 """Until the mean duration of prompts is that of the law that it leads to."""
 WHILE_FULL = 0.8
-"""Of the tokens that a full iteration serves, those that may come in it for the attention of one long prompt: with 0.8,
-p95 TTFT of prompts with a cv of 0.5 to 1 is within 4 % of the simulation's up to 45 % of the stable rate and 20 % from
-there to 80 %, in the mean; without, up to 30 times too long; with 1, up to 9 times."""
+"""Share of the tokens that a full iteration serves which may arrive during it, see `_attention_per_token`. With 0.8,
+p95 TTFT of prompts with a cv of 0.5 to 1 is within 4 % of the simulation's up to 45 % of the stable rate and within
+20 % from there to 80 %, on average; without the bound it is up to 30 times too long, with 1 up to 9 times."""
 LONGEST_SPAN = 3.0
 """States reach to so many of the longest prompts: with 1, p95 TTFT under a long tail was 8 % too low, with 3 within
 2 %, with 5 no better."""
@@ -405,9 +405,9 @@ def _attention_per_token(
     mean rate x iteration with one prompt, and the steps in which prompts wait for others, plus the rest of a group, and
     the chance of n tokens under the `law` of j.
 
-    What comes while a long prompt runs is short, but a state knows only how many tokens wait, and takes those for
-    another long one: where more came in an iteration than it serves, such states would never end. So a full iteration
-    takes no longer than `WHILE_FULL` of what it serves needs to arrive, unless its mean attention does.
+    What arrives while a long prompt runs is short, but a state knows only how many tokens wait and takes them for
+    another long prompt. If more arrived in an iteration than it serves, such states would never end. So a full
+    iteration lasts no longer than `WHILE_FULL` of the tokens that it serves take to arrive, or than its mean attention.
     """
     mean, cv = np.full(len(tokens), demand.attention_per_token), demand.prompt_cv
     if cv == 0 or rate_per_s == 0:

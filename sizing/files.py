@@ -15,8 +15,8 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,25 +55,30 @@ def written(name: str) -> Path:
     return Path(home) / "sizing" / name.removeprefix("data/")
 
 
-def write(path: Path, texts: Iterable[str]) -> None:
-    """Write texts to a file, gzipped if its name ends in ``.gz``. The file is written completely or not at all, because
-    half a trace looks like a trace.
-
-    Raises ScenarioError where it cannot be written.
-    """
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """The path to write to: what is written there becomes `path` at the end, or nothing after an error, because half a
+    trace looks like a trace. A pipe or a device is itself written to: nothing may take its place."""
     part = path.with_name(f".{path.name[:40]}.{os.getpid()}.part")
+    if path.exists() and not path.is_file():
+        yield path
+        return
     try:
-        if path.exists() and not path.is_file():  # a pipe or a device, which nothing may take the place of
-            part = path
-        packed = path.suffix == ".gz"
-        with (gzip.open if packed else open)(part, "wt", encoding="utf-8", newline="\n") as file:
+        yield part
+        part.replace(path)
+    finally:
+        with suppress(OSError, ValueError):
+            part.unlink(missing_ok=True)
+
+
+def write(path: Path, texts: Iterable[str]) -> None:
+    """Write texts to a file, `whole`, gzipped if its name ends in ``.gz``. Raises ScenarioError where it cannot be
+    written."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with whole(path) as part, opened(part, "wt", encoding="utf-8", newline="\n") as file:
             file.writelines(texts)
-        if part != path:
-            part.replace(path)
     except (OSError, ValueError) as error:
-        if part != path:
-            with suppress(OSError, ValueError):
-                part.unlink(missing_ok=True)
         raise ScenarioError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
-from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sizing.errors import first_fault
+from sizing.files import whole
 from sizing.plans import Rejection
 from sizing.report.build import Cover, refusal_of
 from sizing.report.model import MOST_BYTES, Report, ReportError, from_dict, parse, question_digest
@@ -49,13 +48,10 @@ def suffix_of(path: Path) -> str:
 def write(report: Report, path: Path) -> None:
     """Write the report; the file is there whole or not at all. Raises ReportError where it cannot be written."""
     data = render(report, suffix_of(path))
-    part = path.with_name(f".{path.name[:LONGEST_PART]}.{os.getpid()}.part")
     try:
-        part.write_bytes(data)
-        part.replace(path)
+        with whole(path) as part:
+            part.write_bytes(data)
     except (OSError, ValueError) as error:
-        with suppress(OSError, ValueError):
-            part.unlink()
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ReportError(f"{line(str(path))}: cannot be written ({reason})") from None
 

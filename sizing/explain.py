@@ -20,8 +20,7 @@ from sizing.numbers import gpus, percent
 from sizing.plans import Candidate, Fleet, MeanBased, Rejection
 from sizing.prediction import Caution, CautionKind, Prediction
 from sizing.question import Question, Setting
-from sizing.queueing import stable_rate_per_s
-from sizing.queueing.percentiles import disagreement
+from sizing.queueing import disagreement, stable_rate_per_s
 from sizing.simulator import Simulated, measure_closed
 from sizing.simulator.sampling import cached_tokens
 from sizing.workload import METRICS, Lengths, Limit, Metric, Prefix, Sla, metric_name

@@ -19,7 +19,7 @@ from sizing.engine import MOST_INTERVAL as MOST_INTERVAL
 from sizing.engine import MOST_LOOKAHEAD, Policy
 from sizing.errors import LONGEST_QUOTE, PointsError, first_fault, quoted
 from sizing.numbers import per_second, significant
-from sizing.workload import MOST_CV, MOST_TOKENS, PERCENTILES, Lengths, Prefix
+from sizing.workload import MOST_CV, MOST_TOKENS, OF_REQUESTS, PERCENTILES, Lengths, Prefix
 
 LoadKind = Literal[
     "concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace", "sessions", "session_rate"
@@ -462,7 +462,7 @@ def doubts(point: Point) -> list[str]:
     found = []
     if point.little is not None and not math.isclose(point.little, 1, abs_tol=0.05):
         found.append(f"requests/s x mean E2E is {point.little:.2f} x the load in flight; Little's law wants 1")
-    for metric in ("ttft", "itl", "e2e"):
+    for metric in OF_REQUESTS:
         values = [getattr(point, f"{metric}_p{q}_s") for q in PERCENTILES]
         known = [value for value in values if value is not None]
         if known != sorted(known):

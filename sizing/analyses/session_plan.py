@@ -23,7 +23,7 @@ from sizing.planner import cheapest, cost, fastest_engines, least_working, size
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction, Quantiles
 from sizing.question import Question, check_priced, weight_of
-from sizing.queueing.percentiles import stable_rate_per_s
+from sizing.queueing import stable_rate_per_s
 from sizing.simulator.runs import MOST_REPLICAS
 from sizing.simulator.sessions import (
     SCATTERING,

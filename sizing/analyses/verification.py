@@ -22,7 +22,7 @@ from sizing.prediction import Quantiles
 from sizing.question import Question, Setting
 from sizing.simulator import Simulated, Watch, simulate_trace
 from sizing.stats import Z90
-from sizing.workload import LIMITED, METRICS, Arrivals, Limit, Metric, Seconds, Tokens, Workload
+from sizing.workload import LIMITED, METRICS, OF_REQUESTS, Arrivals, Limit, Metric, Seconds, Tokens, Workload
 
 PERCENTILES = (50, 95)
 """What is compared of TTFT, ITL and E2E, beside what the SLA limits."""
@@ -328,7 +328,7 @@ def _wanted(question: Question) -> list[Limit]:
     """What is compared, by metric and percentile: the SLA's limits on latencies, and the usual percentiles under no
     limit."""
     limits = {(limit.metric, limit.percentile): limit for limit in question.sla.limits if limit.metric in METRICS}
-    for metric in ("ttft", "e2e") if question.workload.lengths.without_gaps else ("ttft", "itl", "e2e"):
+    for metric in ("ttft", "e2e") if question.workload.lengths.without_gaps else OF_REQUESTS:
         for percentile in PERCENTILES:
             limits.setdefault((metric, percentile), Limit(metric, percentile, UNLIMITED_S))
     return sorted(limits.values(), key=lambda each: (LIMITED.index(each.metric), each.percentile))

@@ -12,9 +12,8 @@ from scipy.special import ndtri
 from sizing.engine import UNLIMITED_KV_TOKENS, Batching, Replica, Roughness, Speculation, StepLaw
 from sizing.errors import ScenarioError
 from sizing.prediction import Caution, Prediction, Quantiles, saturated
-from sizing.queueing import predict, slots, stable_rate_per_s
+from sizing.queueing import disagreement, predict, slots, stable_rate_per_s
 from sizing.queueing.demand import WorkVariance, demand_of
-from sizing.queueing.percentiles import disagreement
 from sizing.queueing.slow_chain import Fluctuation, state_probabilities, waiting_chance
 from sizing.queueing.stream import Groups, renewals, stream_of
 from sizing.simulator import simulate

@@ -24,6 +24,7 @@ from sizing.catalog import Layout
 from sizing.errors import TimeLimitReached, one_line
 from sizing.files import version
 from sizing.numbers import with_unit
+from sizing.plans import label_of
 from sizing.text import counts
 
 LIMIT_S = 120.0
@@ -91,12 +92,6 @@ def line_of(fleet: Mapping[str, Any]) -> Answer:
     }
 
 
-def label_of(rejection: Mapping[str, Any]) -> str:
-    """GPU, layout, precision and engine of what was left out."""
-    layout = Layout(*(rejection[size] for size in SIZES))
-    return " ".join(filter(None, (rejection["gpu"], str(layout), rejection["precision"], rejection["engine"])))
-
-
 def milliseconds(predicted: Mapping[str, Mapping[str, float | None]]) -> Answer:
     """Percentiles by metric in milliseconds."""
     return {
@@ -120,7 +115,12 @@ def refused(answer: Mapping[str, Any]) -> Answer:
 
 def left_out(answer: Mapping[str, Any]) -> list[str]:
     """The first configurations that were left out, and why."""
-    return [f"{label_of(each)}: {each['why']}" for each in answer["rejected"][:LISTED]]
+
+    def label(rejection: Mapping[str, Any]) -> str:
+        layout = Layout(*(rejection[size] for size in SIZES))
+        return label_of(rejection["gpu"], layout, rejection["precision"], rejection["engine"])
+
+    return [f"{label(each)}: {each['why']}" for each in answer["rejected"][:LISTED]]
 
 
 def picked(found: Mapping[str, Any], *keys: str) -> Answer:

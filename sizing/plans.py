@@ -64,8 +64,8 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """For tables: ``h200_sxm TP2 bf16 vllm``."""
-        return _label(self.gpu, self.layout, self.precision, self.engine)
+        """See `label_of`."""
+        return label_of(self.gpu, self.layout, self.precision, self.engine)
 
 
 def basis_of(candidate: Candidate, in_flight: float) -> Basis:
@@ -112,11 +112,12 @@ class Rejection:
 
     @property
     def label(self) -> str:
-        """For tables, as for a candidate."""
-        return _label(self.gpu, self.layout, self.precision, self.engine)
+        """See `label_of`."""
+        return label_of(self.gpu, self.layout, self.precision, self.engine)
 
 
-def _label(gpu: str, layout: Layout, precision: str, engine: str) -> str:
+def label_of(gpu: str, layout: Layout, precision: str, engine: str) -> str:
+    """A configuration for tables and sentences: ``h200_sxm TP2 bf16 vllm``."""
     return " ".join(filter(None, (gpu, str(layout), precision, engine)))
 
 

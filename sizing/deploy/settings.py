@@ -19,7 +19,7 @@ from sizing.engine_defaults import engine_defaults
 from sizing.errors import SizingError, first_fault, one_line
 from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.memory_use import kernel_memory
-from sizing.plans import Candidate, usual_server
+from sizing.plans import Candidate, label_of, usual_server
 from sizing.workload import Lengths, Workload
 
 _Count = Annotated[int, Field(ge=1, le=10**15)]
@@ -194,7 +194,7 @@ class Pool:
         """For a comment: how many replicas of what."""
         count = f"{self.replicas} replicas" if self.replicas > 1 else "1 replica"
         spares = f" ({self.replicas - self.spare} working + {self.spare} spare)" if self.spare else ""
-        return f"{count}{spares} of {self.gpu} {self.layout} {self.precision} {self.engine}".rstrip()
+        return f"{count}{spares} of {label_of(self.gpu, self.layout, self.precision, self.engine)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

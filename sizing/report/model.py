@@ -19,7 +19,7 @@ from sizing.analyses.daily import HOURS
 from sizing.catalog import Layout
 from sizing.errors import SizingError, first_fault, quoted
 from sizing.files import json_object
-from sizing.plans import Basis
+from sizing.plans import Basis, label_of
 from sizing.workload import Limited, Metric, limited_name
 
 MOST_TEXT = 100_000
@@ -322,7 +322,7 @@ class Configuration:
     @property
     def label(self) -> str:
         """For instance: h200_sxm TP2 bf16 vllm."""
-        return f"{self.gpu} {self.layout} {self.precision} {self.engine}".rstrip()
+        return label_of(self.gpu, self.layout, self.precision, self.engine)
 
     @property
     def gpus_per_replica(self) -> int:

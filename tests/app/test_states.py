@@ -124,6 +124,12 @@ def test_a_narrow_choice_can_be_widened_where_it_is_infeasible(opened: Open) -> 
     assert "You need" in app.title[0].value and query_of(app)["tp"] == "any"
 
 
+def test_the_reason_for_leaving_a_configuration_out_is_not_cut_by_a_grid(opened: Open) -> None:
+    app = opened(NOWHERE)
+    (why,) = app.main.table[0].value["Why"]
+    assert text_of(why).startswith("Misses ") and "the limit is" in why and not app.main.dataframe
+
+
 def test_two_limits_that_nothing_meets_are_loosened_together(opened: Open) -> None:
     strict = replace(NOWHERE, ttft=Limit("ttft", 95, 0.001))
     app = opened(strict)

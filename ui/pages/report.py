@@ -13,6 +13,7 @@ from sizing.report.sections import Section, sections
 from sizing.report.tables import Table, line
 from ui import answers
 from ui.scenario import Scenario
+from ui.views.answer import reasons
 from ui.visit import visit
 from ui.words import BASIS_HELP, BASIS_LOOK, plain, sentence_case, tell_unreadable
 
@@ -133,9 +134,10 @@ def _preview(found: Report) -> None:
             if found.together:
                 _table(tables.together(found))
             left_out = tables.left_out(found)
-            for *configuration, _, why in left_out.rows[:1]:
-                st.markdown(f"**{plain(' '.join(map(left_out.text, configuration)))}.** {plain(line(f'{why}.'))}")
-            _table(left_out)
+            if not left_out.rows:
+                st.caption(plain(left_out.empty))
+                return
+            reasons([(" ".join(map(left_out.text, names)), left_out.text(why)) for *names, _, why in left_out.rows])
             return
         st.markdown(plain(line(found.working)))
         basis = found.answer.basis
@@ -161,10 +163,6 @@ def _table(table: Table) -> None:
     """A table of the report as it is read."""
     if not table.rows:
         st.caption(plain(table.empty))
-        return
-    if table.wide:  # a phone would break sentences after every word
-        cells = [list(map(table.text, row)) for row in table.rows]
-        st.dataframe(pd.DataFrame(cells, columns=list(table.columns)), hide_index=True, alt=table.title)
         return
     cells = [[plain(table.text(cell)) for cell in row] for row in table.rows]
     st.table(pd.DataFrame(cells, columns=list(table.columns)), hide_index=True, border="horizontal", alt=table.title)

@@ -81,8 +81,8 @@ CALIBRATE = "ui/pages/calibrate.py"
 ROWS_SEEN = 4
 """Rows of a table of configurations before it scrolls."""
 ROW_PX, HEADER_PX = 28, 36
-WHY_PX, WHY_LINE, WRAPPED_ROW_PX = 560, 95, 48
-"""Width of the reasons of left-out configurations, the letters that fit on a line of it, and a row of two lines."""
+SCROLL_PX = 320
+"""Height of a longer list of reasons, of which each may take several lines."""
 
 
 def link_to_calibrate(label: str = "Measure it") -> None:
@@ -146,25 +146,19 @@ def left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
         return
     many = count_of(len(rejected), "configuration")
     with st.expander(f"{many} left out: {counted([r.kind for r in rejected])}", expanded=expanded):
-        reasons_table(rejected, "Configurations left out, and why", kinds=True)
+        reasons([(each.label, each.why) for each in rejected])
 
 
-def reasons_table(rejected: Sequence[Rejection], alt: str, *, kinds: bool = False) -> None:
-    """Left-out configurations, with the `kinds` of reasons if there are several, and why, which is read whole: where
-    reasons are long, rows have two lines."""
-    rows = [
-        {"GPU": each.gpu, "Layout": str(each.layout), "Precision": each.precision, "Engine": each.engine}
-        | ({"Reason": sentence_case(answer.LEFT_OUT[each.kind][0])} if kinds else {})
-        | {"Why": sentence_case(each.why)}
-        for each in rejected
-    ]
-    st.dataframe(
-        pa.Table.from_pylist(rows),
-        hide_index=True,
-        row_height=WRAPPED_ROW_PX if max(len(each.why) for each in rejected) > WHY_LINE else None,
-        column_config={"Why": st.column_config.TextColumn(width=WHY_PX)},
-        alt=alt,
-    )
+def reasons(left_out: Sequence[tuple[str, str]]) -> None:
+    """Each configuration and why it was left out, the whole sentence: a cell of a grid would cut it."""
+    rows = [(plain(label), plain(sentence_case(why))) for label, why in left_out]
+    with st.container(height=SCROLL_PX if len(rows) > ROWS_SEEN else "content", border=False):
+        st.table(
+            pd.DataFrame(rows, columns=["Configuration", "Why"]),
+            hide_index=True,
+            border="horizontal",
+            alt="Configurations left out, and why",
+        )
 
 
 PER_GPU_HELP = (

@@ -22,7 +22,7 @@ from ui.charts.fleet import GIB
 from ui.link import PREFIX
 from ui.look import basis_line
 from ui.values import use_candidate
-from ui.views.answer import in_words, reasons_table, warnings
+from ui.views.answer import in_words, reasons, warnings
 from ui.visit import visit
 from ui.words import binding_name, gpus_band, limit_name, plain, sentence_case
 
@@ -348,4 +348,4 @@ def draw_left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None
         if group:
             words = LEFT_OUT[kind][len(group) > 1]
             with st.expander(f"Left out: {len(group)} {words}", expanded=expanded):
-                reasons_table(group, f"Left out: {len(group)} {words}, and why")
+                reasons([(each.label, each.why) for each in group])

@@ -228,8 +228,8 @@ def test_weights_without_arithmetic_of_their_own_are_unpacked() -> None:
     assert (law.token_s, law.kv_token_s) == (whole.token_s, whole.kv_token_s)
     [told] = [each for each in packed.warnings if each.kind == "no_timings"]
     assert "unpacks the weights" in caution(told)
-    by_timings = estimate(llama.id, "h100_sxm", 4, "fp8", lengths)
-    assert packed.relative_sigma > 2 * by_timings.relative_sigma
+    nobody_timed = estimate(llama.id, "h100_pcie", 4, "fp8", lengths)
+    assert packed.relative_sigma == nobody_timed.relative_sigma  # though the A100 was timed, in bf16
 
 
 def test_a_gpu_that_does_not_run_the_checkpoint_is_left_out_and_says_so() -> None:

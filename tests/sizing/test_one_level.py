@@ -19,6 +19,7 @@ from sizing.engine import Replica, StepLaw
 from sizing.errors import FitError
 from sizing.estimate import estimate, prior_law
 from sizing.fitting import Fit, Protocol, fit
+from sizing.fitting.carried import closed_sigmas
 from sizing.fitting.levels import little_per_s, point_runs
 from sizing.plans import basis_of
 from sizing.points import Deployment, Point, write_points
@@ -134,8 +135,9 @@ def test_at_the_level_measured_ttft_is_as_measured_and_littles_law_holds_everywh
     in_server = means[:, 0] * (means[:, 1] + (LENGTHS.osl - 1) * means[:, 2])
     counted = burst.requests_per_s / little_per_s(burst)
     assert in_server / counted == pytest.approx([4, 16, 64], rel=1e-6)
-    sigmas = found.mean_sigmas(asked)[:, 1]
-    assert sigmas[1] < min(sigmas[0], sigmas[2])
+    away = [closed_sigmas([burst], found.protocol, level(users))[1] for users in (16, 64, 256)]
+    squares = np.square(away) - away[0] ** 2  # of what each unit of ln(users) adds by itself
+    assert squares[2] == pytest.approx(2 * squares[1]) and away[0] < 0.1 < squares[1]
 
 
 def test_a_start_that_nobody_told_is_not_taken_for_the_engine() -> None:

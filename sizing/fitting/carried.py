@@ -50,7 +50,8 @@ but differently, so both together err less than either (Bates and Granger 1969, 
 WAIT_GROWTH, WAIT_REACH = 2 / 3, 10.0
 """Outside the measured users, and wherever one level was measured, the wait that a mean TTFT shows beyond the engine's
 grows with this power of users x prompt tokens: most of it is the burst at the start, where each prompt waits for
-others. It fades to 1/e over so many units of `_distance`. Both from published servers, as the next."""
+others; in a steady window it stays as long (see `holds_no_start`). It fades to 1/e over so many units of `_distance`.
+Both from published servers, as the next."""
 ONE_LEVEL_TTFT_SIGMA, UNTOLD_DISTANCE = 0.33, 3.0
 """Relative scatter of mean TTFT about what one level says, at one unit of `_distance`; it grows with the square root of
 the distance. A level without a TTFT tells as much as one that far away."""
@@ -199,11 +200,11 @@ def carried_over(levels: Sequence[Point], left: Floats, point: Point, batching: 
 
 
 def ttft_outside(
-    levels: Sequence[Point], left: Floats, point: Point, engine_s: float, batching: Batching
+    levels: Sequence[Point], protocol: Protocol, left: Floats, point: Point, engine_s: float, batching: Batching
 ) -> float | None:
     """ln of a closed-loop point's mean TTFT over the engine's, `engine_s`, outside the users measured at its lengths,
-    and wherever one level was measured: what the nearest level shows beyond the engine, as a wait that grows (see
-    WAIT_GROWTH), or as a ratio where its TTFT is shorter than the engine's. None elsewhere, and where no level tells.
+    and wherever one level was measured: what the nearest level shows beyond the engine, as a wait (see WAIT_GROWTH), or
+    as a ratio where its TTFT is shorter than the engine's. None elsewhere, and where no level tells.
     """
     if not (one_level := of_one_level(levels)):
         users = [concurrency(level) for level in levels_at(levels, point)]
@@ -219,16 +220,17 @@ def ttft_outside(
         return None
     nearest = min(_distance(level, point) for level, _ in known)
     near = [(level, shown) for level, shown in known if _distance(level, point) == nearest]
-    return float(np.mean([_grown(level, shown, point, engine_s) for level, shown in near]))
+    growth = 0.0 if holds_no_start(levels, protocol) else WAIT_GROWTH
+    return float(np.mean([_waited(level, shown, point, engine_s, growth) for level, shown in near]))
 
 
-def _grown(level: Point, shown: float, point: Point, engine_s: float) -> float:
+def _waited(level: Point, shown: float, point: Point, engine_s: float, growth: float) -> float:
     assert level.ttft_mean_s is not None
     kept = math.exp(-_distance(level, point) / WAIT_REACH)
     if shown <= 0:
         return kept * shown
     there, here = (concurrency(one) * one.computed_tokens for one in (level, point))
-    wait_s = -math.expm1(-shown) * level.ttft_mean_s * (here / there) ** WAIT_GROWTH
+    wait_s = -math.expm1(-shown) * level.ttft_mean_s * (here / there) ** growth
     return kept * math.log1p(wait_s / engine_s)
 
 

@@ -482,7 +482,8 @@ class Fit:
                 continue
             if not self.of_one_level:
                 carried[row] = carried_over(self._levels, self.left, point, self.batching)
-            outside = ttft_outside(self._levels, self.left, point, float(ttft_s[row]), self.batching)
+            engine_s = float(ttft_s[row])
+            outside = ttft_outside(self._levels, self.protocol, self.left, point, engine_s, self.batching)
             if outside is not None:
                 carried[row, 1] = outside
         return carried

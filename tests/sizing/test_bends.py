@@ -534,12 +534,20 @@ def test_outside_the_users_measured_the_wait_beside_the_engine_grows_with_the_pr
     levels = [level(1), level(100)]
     left = np.array([[0.0, 0.0, 0.0], [0.0, math.log(4), 0.0]])
 
-    def outside(asked: Point, shown: Floats = left, of: Sequence[Point] = levels, slots: int = 1000) -> float | None:
-        return ttft_outside(of, shown, asked, 0.05, Batching(max_batch_size=slots))
+    def outside(
+        asked: Point,
+        shown: Floats = left,
+        of: Sequence[Point] = levels,
+        slots: int = 1000,
+        protocol: Protocol = UNTOLD,
+    ) -> float | None:
+        return ttft_outside(of, protocol, shown, asked, 0.05, Batching(max_batch_size=slots))
 
     faded = math.exp(-math.log(8) / 10)
     assert outside(level(800)) == pytest.approx(faded * math.log(0.65 / 0.05))
     assert outside(level(800), -left) == pytest.approx(faded * math.log(1 / 4))
+    steady = Protocol("ramp")  # a window without a start: nobody meets more prompts than in the window measured
+    assert outside(level(800), protocol=steady) == pytest.approx(faded * math.log(0.2 / 0.05))
     longer = dataclasses.replace(level(100), isl=8000)
     assert outside(longer) is None  # one of other lengths: those of its own prompts say nothing of it
     assert outside(longer, left[1:], levels[1:]) == outside(level(800))  # unless that level is all there is

@@ -125,7 +125,7 @@ def test_away_from_the_level_the_band_is_wider() -> None:
 def test_at_the_level_measured_ttft_is_as_measured_and_littles_law_holds_everywhere() -> None:
     """TTFT three times the engine's, as of prompts that wait for each other at a start: the more of them, the longer.
     What was measured holds some luck of the lengths, which is left out."""
-    burst = dataclasses.replace(level(16), ttft_mean_s=3 * (level(16).ttft_mean_s or 0.0))
+    burst = dataclasses.replace(level(16), verdict="", ttft_mean_s=3 * (level(16).ttft_mean_s or 0.0))
     found = fit([burst])
     asked = [level(users) for users in (4, 16, 64)]
     means = found.means(asked)

@@ -180,8 +180,8 @@ between tokens are those of the engine, with the scatter that a single user saw.
 
 *Chosen with vLLM's rows in view*: that scatter, the rule that percentiles keep their simulated ratio to the mean, how
 far those are off, how far a mean TTFT of steady windows is, and how a fit of MoE models begins. *With SGLang's*: that
-levels with more luck count less, after one of three short requests had made others a fifth too fast. No number was
-tuned.
+levels with more luck count less, after one of three short requests had made others a fifth too fast. *With both*: that
+the wait of a steady window does not grow beyond the measured users, as that of a start does. No number was tuned.
 
 *Known error.* Nothing reports the limit of 8 of *few slots*; beyond it, predictions are off by 57 to 135 %.
 

@@ -124,8 +124,10 @@ def fastest_engines(
     candidates: Sequence[Candidate], lengths: Lengths, prefix: Prefix = NO_PREFIX
 ) -> tuple[list[Candidate], list[tuple[Candidate, Candidate]]]:
     """Measured candidates and, for each estimated configuration, the engine whose iterations take the least time per
-    request at `SCREENED_AT` in flight; then the slower ones, each with the one that beat it. Of a prompt, what the
-    prefix cache does not hold is computed; one that decodes run beside takes only what it adds to their iteration."""
+    request at `SCREENED_AT` in flight; then the slower engines, each with the one that beat it.
+
+    A prompt costs what the prefix cache does not hold of it, and beside decodes only what it adds to their iteration.
+    """
     isl, new_tokens = lengths.isl, lengths.isl - prefix.found_tokens(lengths.isl, lengths.isl_cv)
     prompt = new_tokens, new_tokens * (isl - new_tokens / 2)
 
@@ -142,12 +144,13 @@ def fastest_engines(
         if candidate.unmeasured:
             rival = fastest.setdefault(configuration(candidate), candidate)
             fastest[configuration(candidate)] = min(rival, candidate, key=busy_s)
-    first = [each for each in candidates if not each.unmeasured or fastest[configuration(each)] is each]
-    slower = [
-        (each, fastest[configuration(each)])
-        for each in candidates
-        if each.unmeasured and fastest[configuration(each)] is not each
-    ]
+    first, slower = list[Candidate](), list[tuple[Candidate, Candidate]]()
+    for candidate in candidates:
+        best = fastest[configuration(candidate)] if candidate.unmeasured else candidate
+        if best is candidate:
+            first.append(candidate)
+        else:
+            slower.append((candidate, best))
     return first, slower
 
 

@@ -177,7 +177,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Ways to meet an SLA that nothing meets: each limit relaxed alone, and all that the nearest candidate misses."""
+    """Ways to meet an SLA that nothing meets: each limit relaxed alone; if none is enough, all that must be relaxed."""
 
     alone: tuple[Relaxation, ...]
     together: Together | None

@@ -138,10 +138,10 @@ def spread(points: Sequence[Point]) -> str:
         asked = "" if "; " in point.source else point.source.rpartition(", ")[2].split(" at ")[0]
         twice[point.deployment, point.lengths, point.load_kind, point.load_value, asked].append(point)
     rows = [
-        (f"{a.isl:g}/{a.osl:g}", f"{a.load_value:g}", *(_change(a, b, name) for name in SPREAD))
+        (f"{a.isl:g}/{a.osl:g}", _load(a), *(_change(a, b, name) for name in SPREAD))
         for a, b in (same for same in twice.values() if len(same) == 2)
     ]
-    return f"### The same level again\n\n{markdown('ISL/OSL | users | requests/s | TTFT | ITL', rows)}" if rows else ""
+    return f"### The same level again\n\n{markdown('ISL/OSL | load | requests/s | TTFT | ITL', rows)}" if rows else ""
 
 
 SPREAD = ("requests_per_s", "ttft_mean_s", "itl_mean_s")

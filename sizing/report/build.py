@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -310,7 +310,8 @@ def cells(line: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """What goes on a report beside its numbers. `made_at`: ISO 8601 in UTC. An empty title gets the usual one."""
+    """What goes on a report beside its numbers, by the names of `Report`. `made_at`: ISO 8601 in UTC. An empty title
+    gets the usual one."""
 
     made_at: str
     title: str = ""
@@ -340,12 +341,8 @@ def report_of(plan: Plan, curve: LoadCurve | None, extras: Extras, cover: Cover)
         if value := getattr(extras, name):
             sections |= fill(value, plan)
     return Report(
-        title=cover.title or usual_title(question, load),
-        author=cover.author,
-        notes=cover.notes,
-        made_at=cover.made_at,
+        **asdict(replace(cover, title=cover.title or usual_title(question, load))),
         program=program(),
-        link=cover.link,
         model=fleet.candidate.model,
         sentence=answer.sentence(plan),
         reason="",
@@ -406,12 +403,8 @@ def refusal_of(
     question: limits of classes, the hours of a day.
     """
     return Report(
-        title=cover.title or (usual_title(question, load) if question else "GPU sizing"),
-        author=cover.author,
-        notes=cover.notes,
-        made_at=cover.made_at,
+        **asdict(replace(cover, title=cover.title or (usual_title(question, load) if question else "GPU sizing"))),
         program=program(),
-        link=cover.link,
         model=question.model if question else "",
         sentence=title,
         reason=reason,

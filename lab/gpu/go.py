@@ -25,6 +25,9 @@ PACKAGES_VARIABLE = "GPU_PACKAGES"
 
 
 def main() -> None:
+    if {"-h", "--help"} & set(sys.argv):  # the options of lab.gpu.measure need its packages
+        print(__doc__)
+        return
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     packages = [path for path in (*site.getsitepackages(), *sys.path) if path.endswith("-packages")]
     packages += os.environ.get(PACKAGES_VARIABLE, "").split(":")
@@ -74,6 +77,8 @@ def unpack(archive: Path, folder: Path, room: str = "") -> None:
     """Unpack the part of the archive under `room` into `folder`, once."""
     if stamp(archive, folder).exists():
         return
+    if not archive.exists():
+        sys.exit(f"{archive} is missing: make it with python -m lab.gpu.pack, where there is a network, and copy it")
     with tarfile.open(archive) as file:
         members = [member for member in file.getmembers() if member.name.startswith(room)]
         for member in members:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -79,6 +80,16 @@ def test_what_a_cut_call_unpacked_in_part_is_unpacked_whole_by_the_next(
         assert all(path.exists() for path in rest)
         for archive_file in tmp_path.glob("*.tar.xz"):
             archive_file.unlink()
+
+
+def test_without_what_is_carried_the_call_says_what_is_missing_and_helps(tmp_path: Path) -> None:
+    call = [sys.executable, "-m", "lab.gpu.go"]
+    there = {"PYTHONPATH": str(ROOT), "GPU_WORK": str(tmp_path)}
+    helped = subprocess.run([*call, "--help"], env=there, cwd=tmp_path, capture_output=True, text=True)
+    assert (helped.returncode, helped.stderr) == (0, "") and "--budget-s" in helped.stdout
+    if not go.CARRY.exists():
+        refused = subprocess.run([*call, "--out", "x"], env=there, cwd=tmp_path, capture_output=True, text=True)
+        assert refused.returncode == 1 and len(refused.stderr.splitlines()) == 1 and "lab.gpu.pack" in refused.stderr
 
 
 def test_the_app_gets_neither_the_ensemble_nor_repeats(tmp_path: Path) -> None:

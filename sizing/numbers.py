@@ -26,15 +26,17 @@ def significant(value: float, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def milliseconds(seconds: float) -> str:
-    """A time for people: milliseconds below ten seconds, seconds above.
+def milliseconds(seconds: float, beside_s: float = 0.0) -> str:
+    """A time for people: milliseconds below ten seconds, seconds above, and where a time above stands `beside` it.
 
     >>> milliseconds(0.0412), milliseconds(12.34), milliseconds(1.0), milliseconds(math.nan)
     ('41.2 ms', '12.3 s', '1,000 ms', '—')
+    >>> milliseconds(1.709, beside_s=12.0)
+    '1.71 s'
     """
     if not math.isfinite(seconds):
         return significant(seconds)
-    return f"{significant(seconds)} s" if seconds >= 10 else f"{significant(seconds * 1000)} ms"
+    return f"{significant(seconds)} s" if max(seconds, beside_s) >= 10 else f"{significant(seconds * 1000)} ms"
 
 
 def percent(share: float, decimals: int = 0, *, sign: bool = False) -> str:

@@ -372,10 +372,14 @@ class Limit:
         return self.percentile + 100 * beyond <= 100 + 1e-9
 
     def said(self, value: float) -> str:
-        """A value of the limited metric: a time, or per cent of the limits used up or of the requests."""
+        """A value of the limited metric: a time in the unit of the limit, E2E in seconds unless its limit is less than
+        one, or per cent of the limits used up or of the requests."""
         if self.metric == "goodput":
             return f"{percent(value)} of the limits"
-        return of_requests(value) if self.metric == "rejected" else milliseconds(value)
+        if self.metric == "rejected":
+            return of_requests(value)
+        in_seconds = self.metric == "e2e" and self.limit_s >= 1
+        return milliseconds(value, math.inf if in_seconds else self.limit_s)
 
     @property
     def allowed(self) -> str:

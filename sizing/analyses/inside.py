@@ -254,7 +254,7 @@ def _missed(run: Simulated, limit: Limit) -> str:
         return f"{_share(share)} of the requests are rejected or time out; {_share(allowed)} are allowed"
     if limit.metric == "goodput":
         return f"{_share(1 - share)} of the requests keep all limits at once; {_share(1 - allowed)} are required"
-    over = f"exceed the {metric_name(limit.metric)} limit of {milliseconds(limit.limit_s)}"
+    over = f"exceed the {metric_name(limit.metric)} limit of {limit.allowed}"
     lost = " or got no answer" if run.lost and limit.metric != "gap" else ""  # whose share is of the gaps there were
     return f"{_share(share)} of the {_many(limit.metric)} {over}{lost}; {_share(allowed)} are allowed"
 
@@ -270,9 +270,7 @@ def _kept(run: Simulated, sla: Sla) -> str:
         held = share if limit.metric == "rejected" else 1 - share
         return f"The SLA is kept: {limit.name}: {_share(held)}"
     every = "a limit" if len(sla.limits) > 1 and share == 0 else f"the {metric_name(limit.metric)} limit"
-    return f"The SLA is kept: {beyond} {every}" + (
-        "" if share == 0 else f" of {milliseconds(limit.limit_s)}; {allowed}"
-    )
+    return f"The SLA is kept: {beyond} {every}" + ("" if share == 0 else f" of {limit.allowed}; {allowed}")
 
 
 def _stalls(run: Simulated) -> str:

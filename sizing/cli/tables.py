@@ -260,7 +260,7 @@ def hours_table(found: TracePlan) -> Table:
             found.trace.clock(seen.hours[number].from_s),
             f"{seen.tally.gone[number]:,}",
             met(seen.goodput(number), 1),
-            *(milliseconds(seen.value_s(limit, number)) for limit in limits),
+            *(limit.said(seen.value_s(limit, number)) for limit in limits),
             str((found.needed[number] + answer.spare) * answer.candidate.gpus),
         )
     return table

@@ -176,7 +176,10 @@ def latency_band(row: LimitRow) -> str:
         return number_of(row.low)
     if row.high.value is None:
         return f"{number_of(row.low)} or more"
-    return f"{number_of(row.low)} to {number_of(row.high)}"
+    low = (
+        milliseconds(row.low.value or 0, row.high.value) if row.low.unit == row.high.unit == "s" else number_of(row.low)
+    )
+    return f"{low} to {number_of(row.high)}"
 
 
 def gpus_band(found: Configuration) -> str:

@@ -21,6 +21,7 @@ from sizing.deploy.formats import archive
 from sizing.deploy.settings import deployment_of
 from sizing.numbers import milliseconds, significant
 from sizing.plans import Plan
+from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
 from ui import link
 from ui.scenario import PRESETS
@@ -75,6 +76,12 @@ def test_each_limit_has_its_chart_and_the_chart_says_what_it_shows(opened: Open,
     for chart, limit in zip(charts, plan.question.sla.limits, strict=True):
         assert milliseconds(plan.answer.predicted.value_s(limit)) in chart.proto.alt
         assert significant(plan.answer.capacity_per_s) in chart.proto.alt
+
+
+@pytest.mark.parametrize("limit_s", [4, 12])
+def test_a_card_has_one_unit(opened: Open, limit_s: float) -> None:
+    card = opened(replace(ONE, e2e=Limit("e2e", 95, limit_s))).metric[-1]
+    assert re.fullmatch(r"[\d.]+ s", card.value) and re.fullmatch(rf"[\d.]+ s under {limit_s} s", card.delta)
 
 
 def test_the_url_holds_the_scenario_and_its_answer(opened: Open, plan: Plan) -> None:

@@ -198,7 +198,7 @@ def _mark_limit_across(figure: Plot, limit: Limit, end_s: float, per_s: float, i
     if inside:
         figure.add_vline(x=limit.limit_s * per_s, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
     figure.add_hline(y=limit.percentile, line={"color": ink.quiet, "width": 1, "dash": "dot"})
-    text = f"limit {milliseconds(limit.limit_s)}" + ("" if inside else " →")
+    text = f"limit {limit.allowed}" + ("" if inside else " →")
     side = "left" if limit.limit_s < end_s / 2 else "right"
     note(figure, text, ink.limit, min(limit.limit_s, end_s) * per_s, 0.5, yref="paper", xanchor=side, yanchor="middle")
 
@@ -217,10 +217,7 @@ def _spread_in_words(metric: Metric, shares: Sequence[float] | Seconds, spread: 
         return f"{name}: {told}; no limit is set."
     value_s = float(np.interp(limit.percentile / 100, shares, spread.seconds))
     verdict = "within" if value_s <= limit.limit_s else "over"
-    return (
-        f"{name}: {told}. {limit_name(limit)} is {milliseconds(value_s)}, {verdict} the limit of "
-        f"{milliseconds(limit.limit_s)}."
-    )
+    return f"{name}: {told}. {limit_name(limit)} is {limit.said(value_s)}, {verdict} the limit of {limit.allowed}."
 
 
 class NamedLine(NamedTuple):

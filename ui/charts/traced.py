@@ -139,7 +139,7 @@ def limit_by_hour(found: TracePlan, limit: Limit, ink: Ink) -> Chart:
     over = sum(value > allowed for value in values)
     worst = max(known, default=0.0) / per_s
     many = f"{over} of {count_of(len(values), 'hour')}"
-    words = f"{limit_name(limit)} of each hour: {milliseconds(worst)} at most, limit {milliseconds(limit.limit_s)}"
+    words = f"{limit_name(limit)} of each hour: {limit.said(worst)} at most, limit {limit.allowed}"
     return Chart(figure, f"{words}; exceeded in {many}, for which the others make up.")
 
 

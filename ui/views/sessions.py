@@ -15,6 +15,7 @@ from sizing.analyses.session_plan import OF_METRIC, Seen, SessionLimit, SessionL
 from sizing.cli.shapes import extras_json, finite_only
 from sizing.errors import SizingError
 from sizing.numbers import milliseconds, percent, significant
+from sizing.prediction import Quantiles
 from sizing.question import VARIATION, Range
 from sizing.report.build import Cover, report_of
 from sizing.report.model import as_dict
@@ -203,15 +204,19 @@ def _cards(found: SessionPlan) -> None:
         found_help = "Share of all prompt tokens, at the planned load; and what all contexts take of the KV cache."
         card("Found in the cache", percent(seen.hit_rate), filled, found_help)
         for turns, label in ((parts["first_ttft"], "first turns"), (parts["later_ttft"], "later turns")):
-            shown = (milliseconds(turns.p95_s), f"median {milliseconds(turns.p50_s)}") if turns.known else ("none", "")
+            shown = _with_median(turns) if turns.known else ("none", "")
             card(f"p95 TTFT, {label}", *shown, "Simulated, at the planned load.")
         whole = parts["session"]
         card(
             "p95 time of a session",
-            milliseconds(whole.p95_s),
-            f"median {milliseconds(whole.p50_s)}",
+            *_with_median(whole),
             "Of a task, for agents.",
         )
+
+
+def _with_median(of: Quantiles) -> tuple[str, str]:
+    """A p95 and, in its unit, the median."""
+    return milliseconds(of.p95_s), f"median {milliseconds(of.p50_s, of.p95_s)}"
 
 
 def _routings(found: SessionPlan) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.analyses.verification import verification
 from sizing.cli.shapes import extras_json, finite_only
-from sizing.numbers import count_of, met, milliseconds, per_second, percent, significant
+from sizing.numbers import count_of, met, per_second, percent, significant
 from sizing.plans import Plan
 from sizing.question import Range
 from sizing.report.build import Cover
@@ -405,7 +405,7 @@ def _hours(found: TracePlan, seen: Replayed) -> pd.DataFrame:
             "Requests": int(seen.tally.gone[number]),
             "Inside the SLA": met(seen.goodput(number), 2),
         }
-        | {limit_name(limit): milliseconds(seen.value_s(limit, number)) for limit in limits_on_latencies(seen.sla)}
+        | {limit_name(limit): limit.said(seen.value_s(limit, number)) for limit in limits_on_latencies(seen.sla)}
         | ({} if seen.name else {"GPUs at its rate": (found.needed[number] + fleet.spare) * fleet.candidate.gpus})
         for number, hour in enumerate(seen.hours)
         if seen.tally.gone[number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -211,6 +212,21 @@ def test_a_limit_and_its_percentile_share_a_row_as_long_as_the_other_fields(
         )
         assert limit["top"] == percentile["top"]
         assert percentile["right"] == pytest.approx(below["right"], abs=1)
+
+
+def test_no_instruction_covers_the_digits_of_a_number(desk: Page, planner: str) -> None:
+    opened(desk, url_of(planner))
+    field = desk.get_by_label("Peak load (requests/s)", exact=True)
+    field.fill("201.25")
+    expect(desk.get_by_text("Press Enter to apply")).not_to_be_visible()
+    field.press("Tab")
+    expect(desk).to_have_url(re.compile(r"rate=201\.25"))
+
+
+def test_a_reason_takes_one_line_where_its_column_has_room(desk: Page, planner: str) -> None:
+    opened(desk, url_of(planner, itl="p95:0.0001s"))
+    reason = desk.get_by_role("cell").filter(has_text="the limit is")
+    assert reason.evaluate("one => one.getBoundingClientRect().height") < 50
 
 
 def test_no_card_of_the_lesson_is_cut_at_a_desk(desk: Page, planner: str) -> None:

@@ -94,6 +94,7 @@ from ui.computing import Available, Carried, Outcome, Ways, answered, computed, 
 from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario, example_trace
 from ui.visit import Recorded, remembered, visit
+from ui.words import spelt
 
 ESTIMATES = (resource("data/catalog"), resource("data/laws"))
 """Folders of the data that estimates rest on."""
@@ -536,6 +537,7 @@ def pick_one(fleets: Sequence[Fleet]) -> tuple[str, Fleet]:
     st.selectbox(
         "Configuration",
         list(names),
+        format_func=spelt,
         key=key,
         width=420,
         persist_state="session",

@@ -49,7 +49,7 @@ from ui import answers, link
 from ui.scenario import OF_SERVER, PRESETS, Scenario
 from ui.values import fill, fill_law, fill_limit, fill_sessions, fill_share, read, read_law, with_percentiles
 from ui.visit import fill_view, let_go, number_kept, visit
-from ui.words import UNIT, plain, sentence_case
+from ui.words import UNIT, plain, sentence_case, spelt
 
 state = st.session_state
 T = TypeVar("T")
@@ -335,7 +335,8 @@ def _what() -> None:
         _choices("TP (GPUs)", _with(TPS, state.tps), "tps", "Any", TP_HELP)
     left, right = st.columns(2)
     with left:
-        _choices("Engine", _with(answers.engine_names(state.model), state.engines), "engines", "Any", ENGINE_HELP)
+        engines = _with(answers.engine_names(state.model), state.engines)
+        _choices("Engine", engines, "engines", "Any", ENGINE_HELP)
     with right:
         known = answers.layout_names(state.model, tuple(state.gpus))
         _choices("Layout", _with(known, state.layouts), "layouts", "Any", LAYOUT_HELP)
@@ -367,7 +368,15 @@ def _take(key: str) -> None:
 
 
 def _choices(label: str, options: Sequence[T], key: str, if_none: str, help_: str) -> None:
-    st.multiselect(label, options, key=key, placeholder=if_none, help=help_, persist_state="session")
+    st.multiselect(
+        label,
+        options,
+        key=key,
+        format_func=lambda option: spelt(str(option)),
+        placeholder=if_none,
+        help=help_,
+        persist_state="session",
+    )
 
 
 MODEL_HELP = "Models in the catalogue and models you have measured."
@@ -379,7 +388,7 @@ OWN_HELP = (
 GPUS_HELP = "GPUs to compare; the answer names the one that needs the fewest. None chosen: those you have measured."
 PRECISION_HELP = "Precisions to compare. None chosen: all that the model and GPU support."
 ENGINE_HELP = (
-    "Engines to compare: TensorRT-LLM (trtllm), vLLM, SGLang, and those that were measured. None chosen: the measured "
+    "Engines to compare: TensorRT-LLM, vLLM, SGLang, and those that were measured. None chosen: the measured "
     "one, else every engine with kernel timings, side by side."
 )
 LAYOUT_HELP = (

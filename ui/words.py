@@ -22,6 +22,9 @@ OF_UNIT = re.compile(
     r"(?<=\d) (?=(?:%|ms|s|min|h|Gi?B|GPUs?|points?|tokens|users|requests)(?!\w))|(?<=≤) |(?<=<=) | (?=≤|<=)"
 )
 """The space before the unit of a number, and those around the sign of a limit."""
+ENGINES = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
+ENGINE = re.compile(rf"(?<![\w./:-])({'|'.join(ENGINES)})(?![\w/-]|[.:]\w)")
+"""An engine's name as a word of its own: no part of a path, a file's name or a model's."""
 DOUBTFUL: tuple[Basis, ...] = ("extrapolated", "estimated", "what-if")
 BASIS_HELP = {
     basis: f"{capital(meaning)}.{' Measure before buying.' if basis in DOUBTFUL else ''}"
@@ -45,9 +48,19 @@ UNIT: dict[Limited, tuple[str, float]] = {
 sentence_case = capital
 
 
+def spelt(text: str) -> str:
+    """`text` with the names of engines as their makers spell them.
+
+    >>> spelt("h200_sxm TP1 fp8 vllm, 10 measured points, vllm 0.25.1"), spelt("vllm-bench.json of trtllm")
+    ('h200_sxm TP1 fp8 vLLM, 10 measured points, vLLM 0.25.1', 'vllm-bench.json of TensorRT-LLM')
+    """
+    return ENGINE.sub(lambda found: ENGINES[found[1]], text)
+
+
 def plain(text: str) -> str:
-    """`text` as markdown that shows exactly its characters, no number at the end of a line and its unit on the next."""
-    return MARKDOWN.sub(r"\\\1", OF_UNIT.sub("\N{NO-BREAK SPACE}", text.replace("\n", " ")))
+    """`text` as markdown that shows exactly its characters, but for the names of engines, which are `spelt`; no number
+    at the end of a line and its unit on the next."""
+    return MARKDOWN.sub(r"\\\1", OF_UNIT.sub("\N{NO-BREAK SPACE}", spelt(text).replace("\n", " ")))
 
 
 def limit_name(limit: Limit) -> str:

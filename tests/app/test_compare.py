@@ -24,6 +24,7 @@ from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
 from ui.answers import named
 from ui.views import compare
+from ui.words import spelt
 
 Open = Callable[..., AppTest]
 SOME = replace(ONE, gpus=("h200_sxm", "h100_sxm"), precisions=("fp8",), tps=(1, 2), price_per_gpu_hour=2.5)
@@ -95,7 +96,7 @@ def test_the_usual_pick_is_the_answer_and_the_best_of_another_gpu_and_is_in_the_
     assert query_of(app)["show.pick"] == compare.written(names)
     side = app.table[0].value
     assert [text.strip("*") for text in side.loc["GPUs"]] == [f"{fleets[name].gpus:,}" for name in names]
-    assert versus(plan.question, *(fleets[name] for name in names)) in shown(app)
+    assert spelt(versus(plan.question, *(fleets[name] for name in names))) in shown(app)
 
 
 def test_a_link_opens_on_its_picks_and_the_list_changes_them(compared: Open, plan: Plan) -> None:
@@ -114,7 +115,7 @@ def test_a_link_opens_on_its_picks_and_the_list_changes_them(compared: Open, pla
 def test_using_a_configuration_narrows_the_form_and_it_can_be_opened_again(compared: Open, plan: Plan) -> None:
     app = compared(SOME)
     other = named(plan.fleets)[picked(app)[1]].candidate
-    app = press(app, f"Use {other.label}")
+    app = press(app, f"Use {spelt(other.label)}")
     query = query_of(app)
     assert (query["gpu"], query["tp"], query["precision"]) == (other.gpu, str(other.layout.tp), other.precision)
     assert len(app.dataframe[0].value) == 1 and app.title[0].value.startswith("One configuration meets")
@@ -140,14 +141,14 @@ def test_two_pools_are_shown_beside_the_one_fleet(compared: Open, plan: Plan) ->
         and f"in one fleet {gpus(plan.answer.gpus)}" in text
     )
     for role, fleet in (("Prefill", pools.prefill), ("Decode", pools.decode)):
-        assert f"{role}: {fleet.candidate.source}" in text
+        assert f"{role}: {spelt(fleet.candidate.source)}" in text
     roles = next(table.value for table in app.table if list(table.value.index) == ["Prefill", "Decode"])
     assert {"Weights (GiB)", "KV cache in use (GiB)"} <= set(roles.columns) and "no other traffic" in text
 
 
 def test_the_matrix_has_a_cell_for_every_configuration(compared: Open, plan: Plan) -> None:
     matrix = compared(SOME, **{"show.view": "matrix"}).table[0].value
-    assert {text_of(name) for name in matrix.index} == {"h200_sxm fp8 trtllm", "h100_sxm fp8 trtllm"}
+    assert {text_of(name) for name in matrix.index} == {"h200_sxm fp8 TensorRT-LLM", "h100_sxm fp8 TensorRT-LLM"}
     for fleet in plan.fleets:
         row = next(name for name in matrix.index if fleet.candidate.gpu in text_of(name))
         assert f"**{fleet.gpus:,}**" in matrix.loc[row, gpus(fleet.candidate.gpus)]
@@ -219,7 +220,8 @@ def test_two_engines_on_one_gpu_are_told_apart(compared: Open, store: Store) -> 
     app = compared(scenario)
     names = app.multiselect(key=compare.LIST).options
     assert len(names) == len(set(names)) == len(app.dataframe[0].value) == 2
-    assert any("vllm" in text_of(name) for name in names)
+    assert any("vLLM" in name for name in names)
+    assert "vLLM" in [*app.dataframe[0].value["Engine"]]
 
 
 @given(some.lists(some.text(min_size=1), max_size=4))

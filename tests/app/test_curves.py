@@ -19,6 +19,7 @@ from sizing.numbers import significant
 from sizing.plans import Plan
 from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
+from ui.words import spelt
 
 Open = Callable[..., AppTest]
 CHARTS = ("latency", "gpus", "interactivity", "lengths", "memory")
@@ -111,11 +112,11 @@ def test_a_button_says_the_load_that_it_sets(drawn: Open) -> None:
 def test_another_configuration_is_drawn_when_picked_and_kept_in_the_url(drawn: Open, plan: Plan) -> None:
     other = plan.fleets[1]
     app = drawn("latency", **{"show.fleet": other.candidate.label})
-    assert other.candidate.label in text_of(app.title[0].value)
+    assert spelt(other.candidate.label) in text_of(app.title[0].value)
     assert trace(figures(app)[0], "planned load")["x"] == [other.load_per_s]
     assert query_of(app)["show.fleet"] == other.candidate.label
     unknown = drawn("latency", **{"show.fleet": "abacus"})
-    assert plan.answer.candidate.label in text_of(unknown.title[0].value)
+    assert spelt(plan.answer.candidate.label) in text_of(unknown.title[0].value)
 
 
 def test_the_steps_of_gpus_pass_through_the_answer(drawn: Open, plan: Plan) -> None:
@@ -123,10 +124,10 @@ def test_the_steps_of_gpus_pass_through_the_answer(drawn: Open, plan: Plan) -> N
     figure = figures(app)[0]
     dot = trace(figure, "planned load")
     assert (dot["x"], dot["y"]) == ([TWO.rate_per_s], [plan.answer.gpus])
-    steps = trace(figure, plan.answer.candidate.label)
+    steps = trace(figure, spelt(plan.answer.candidate.label))
     before = max(place for place, rate in enumerate(steps["x"]) if rate < TWO.rate_per_s)
     assert steps["y"][before] == plan.answer.gpus and steps["line"]["shape"] == "hv"
-    assert {each["name"] for each in figure["data"]} >= {fleet.candidate.label for fleet in plan.fleets}
+    assert {each["name"] for each in figure["data"]} >= {spelt(fleet.candidate.label) for fleet in plan.fleets}
     assert f"{gpus_for(plan.question, plan.answer, 2 * TWO.rate_per_s):,} at twice" in text_of(app.title[0].value)
 
 
@@ -158,8 +159,8 @@ def test_the_front_is_bold_where_it_keeps_the_sla_and_names_what_is_on_it(drawn:
     figure = figures(app)[0]
     bold = [each for each in figure["data"] if each["mode"] == "lines" and each["line"]["width"] > 2]
     assert any(each["line"]["dash"] == "solid" for each in bold)
-    assert {each["name"] for each in bold} <= {fleet.candidate.label for fleet in plan.fleets}
-    dot = trace(figure, f"{plan.answer.candidate.label}, planned load")
+    assert {each["name"] for each in bold} <= {spelt(fleet.candidate.label) for fleet in plan.fleets}
+    dot = trace(figure, f"{spelt(plan.answer.candidate.label)}, planned load")
     assert dot["y"] == [plan.answer.load_per_s / plan.answer.candidate.gpus]
     assert "Enter a price" in shown(app)
     app.main.number_input(key="show.interactivity").set_value(1e6).run()

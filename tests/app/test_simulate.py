@@ -27,6 +27,7 @@ from ui.link import quoted
 from ui.scenario import Scenario
 from ui.views import inside as simulating
 from ui.views.inside import RunSetup, from_text, planned, to_text
+from ui.words import spelt
 
 Open = Callable[..., AppTest]
 
@@ -176,7 +177,7 @@ def test_another_fleet_of_the_plan_may_be_looked_into(inside: Open) -> None:
     assert len(picker.options) > 1
     picker.select_index(1).run()
     assert not app.exception
-    assert query_of(app)["show.replica"] == picker.options[1]
+    assert spelt(query_of(app)["show.replica"]) == picker.options[1]
 
 
 @pytest.mark.parametrize(

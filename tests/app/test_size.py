@@ -25,6 +25,7 @@ from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
 from ui import link
 from ui.scenario import PRESETS
+from ui.words import spelt
 
 Open = Callable[..., AppTest]
 
@@ -52,7 +53,7 @@ def test_the_answer_in_words_and_numbers_is_the_planner_s(opened: Open, plan: Pl
     text = shown(app)
     for line in (answer.working(plan), answer.binding(fleet), answer.sensitivity(plan), answer.band(fleet)):
         assert line in text
-    assert fleet.candidate.source in text and "checked by simulation" in text
+    assert spelt(fleet.candidate.source) in text and "checked by simulation" in text
     numbers = metrics(app)
     assert numbers["GPUs"] == str(fleet.gpus)
     assert numbers["Requests/s per GPU"] == significant(fleet.requests_per_s_per_gpu)

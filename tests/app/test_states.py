@@ -99,7 +99,7 @@ def test_infeasible_names_the_nearest_miss_and_what_would_do(opened: Open) -> No
     assert app.title[0].value == "No configuration meets this SLA"
     assert_no_answer(app)
     text = shown(app)
-    assert "Nearest miss: h200_sxm TP1 fp8 trtllm: misses ITL" in text.replace("*", "")
+    assert "Nearest miss: h200_sxm TP1 fp8 TensorRT-LLM: misses ITL" in text.replace("*", "")
     assert "ms by formula, the limit is 0.1 ms" in text and "ms or more (by simulation)" in text
     assert "0.1 ms" in text and "1 misses the SLA" in text
     needed, _ = ways(NOWHERE.question, find(ONE.model, ONE.lengths, ONE.choice)[0])
@@ -167,8 +167,8 @@ def test_what_does_not_fit_says_how_much_is_lacking_and_what_fits(opened: Open) 
     assert_no_answer(app)
     text = shown(app)
     assert re.search(r"l40s TP1 bf16\*\* lacks \d+\.\d GB on each GPU", text)
-    assert "l40s TP2 bf16 trtllm or l40s TP1 fp8 trtllm" in text
-    for label in ("Use l40s TP2 bf16 trtllm", "Use l40s TP1 fp8 trtllm"):
+    assert "l40s TP2 bf16 TensorRT-LLM or l40s TP1 fp8 TensorRT-LLM" in text
+    for label in ("Use l40s TP2 bf16 TensorRT-LLM", "Use l40s TP1 fp8 TensorRT-LLM"):
         again = click(opened(replace(ONE, gpus=("l40s",), precisions=("bf16",))), label)
         assert again.title[0].value != "The model does not fit on these GPUs"
 

@@ -111,7 +111,7 @@ def test_a_form_that_was_half_drawn_when_the_visitor_went_on_is_drawn_whole(
     for route in late:
         route.continue_()
     expect(desk.get_by_test_id("stMultiSelect")).to_have_text(
-        [re.compile(name) for name in ("h200_sxm", "fp8", "1", "trtllm", "Layout")]
+        [re.compile(name) for name in ("h200_sxm", "fp8", "1", "TensorRT-LLM", "Layout")]
     )
     load = field(desk, "Peak load (requests/s)")
     load.fill("40")

@@ -23,6 +23,7 @@ from ui.charts.base import (
     patterned,
     planned_point,
 )
+from ui.words import spelt
 
 
 class FleetSteps(NamedTuple):
@@ -202,4 +203,6 @@ def memory_per_gpu(names: Sequence[str], uses: Sequence[MemoryUse], ink: Ink) ->
 
 def _memory_in_words(use: MemoryUse) -> str:
     parts = ", ".join(f"{part.lower()} {significant(size / GIB)} GiB" for part, size in use.parts)
-    return f"Memory of one GPU of {use.candidate.label}: {parts}, of {significant(use.capacity_bytes / GIB)} GiB."
+    return (
+        f"Memory of one GPU of {spelt(use.candidate.label)}: {parts}, of {significant(use.capacity_bytes / GIB)} GiB."
+    )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sizing.analyses.curves import INTERACTIVITY, Measure, Speed, SpeedCurve, front
 from sizing.numbers import significant
 from ui.charts.base import LOG_FROM, SMALL, Chart, Ink, Plot, figure_of, note
+from ui.words import spelt
 
 FAINT = 0.5
 """Opacity of what is not on the front."""
@@ -35,7 +36,10 @@ def spot_of(name: str, speed: Speed, measure: Measure, osl: float, price: float)
 
 def spots_of(curves: Sequence[SpeedCurve], measure: Measure, osl: float, price: float) -> list[list[Spot]]:
     """The curves as drawn, each by rising load; loads without a finite value left out."""
-    drawn = [[spot_of(curve.candidate.label, speed, measure, osl, price) for speed in curve.speeds] for curve in curves]
+    drawn = [
+        [spot_of(spelt(curve.candidate.label), speed, measure, osl, price) for speed in curve.speeds]
+        for curve in curves
+    ]
     return [[spot for spot in spots if math.isfinite(spot.x) and math.isfinite(spot.y)] for spots in drawn]
 
 

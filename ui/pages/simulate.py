@@ -20,7 +20,7 @@ from ui.scenario import Scenario
 from ui.views import inside
 from ui.views.inside import UNLIMITED_KV_TOKENS, RunSetup, SeenRun
 from ui.visit import chosen, visit
-from ui.words import limit_name, plain, sentence_case, tell, tell_unreadable
+from ui.words import limit_name, plain, sentence_case, spelt, tell, tell_unreadable
 
 VIEWS = {
     "replica": "A replica of the plan",
@@ -86,7 +86,12 @@ def _picked(plan: Plan) -> Fleet:
     if st.session_state.get(key) not in fleets:
         st.session_state[key] = next(iter(fleets))
     label = st.selectbox(
-        "Replica to inspect", list(fleets), key=key, label_visibility="collapsed", persist_state="session"
+        "Replica to inspect",
+        list(fleets),
+        format_func=spelt,
+        key=key,
+        label_visibility="collapsed",
+        persist_state="session",
     )
     visit().shown[key] = label
     return fleets[label]

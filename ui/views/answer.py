@@ -35,7 +35,18 @@ from ui.look import card, data_behind, ink, rows_of_cards, show
 from ui.scenario import Scenario
 from ui.values import allow_any, use_candidate, use_limits
 from ui.visit import visit
-from ui.words import binding_name, counted, gpus_band, limit_name, plain, room, sentence_case, tell, tell_unreadable
+from ui.words import (
+    binding_name,
+    counted,
+    gpus_band,
+    limit_name,
+    plain,
+    room,
+    sentence_case,
+    spelt,
+    tell,
+    tell_unreadable,
+)
 
 LEVELS = 4
 """Load levels asked for: from one request at a time to a quarter more than planned."""
@@ -305,7 +316,7 @@ def _row(fleet: Fleet, price_per_gpu_hour: float | None) -> dict[str, object]:
         "GPU": candidate.gpu,
         "Layout": str(candidate.layout),
         "Precision": candidate.precision,
-        "Engine": candidate.engine,
+        "Engine": spelt(candidate.engine),
         "GPUs": fleet.gpus,
         "Requests/s per GPU": fleet.requests_per_s_per_gpu,
         "Room to the SLA": 100 * fleet.room,
@@ -328,7 +339,7 @@ def _chart_data(plan: Plan, curve: LoadCurve) -> pa.Table:
 
 def in_words(fleet: Fleet) -> str:
     """The count and the configuration."""
-    return f"{count_of(fleet.gpus, 'GPU')} as {fleet.candidate.label}"
+    return f"{count_of(fleet.gpus, 'GPU')} as {spelt(fleet.candidate.label)}"
 
 
 WHAT_INSTEAD = "More GPUs do not help. What the limits would have to be:"

@@ -24,7 +24,7 @@ from ui.look import basis_line
 from ui.values import use_candidate
 from ui.views.answer import in_words, reasons, warnings
 from ui.visit import visit
-from ui.words import binding_name, gpus_band, limit_name, plain, sentence_case
+from ui.words import binding_name, gpus_band, limit_name, plain, sentence_case, spelt
 
 # --- Which configurations stand side by side: one list, kept in the URL, changed in the table or in a pick list
 
@@ -72,6 +72,7 @@ def draw_list(fleets: Mapping[str, Fleet], picked: Sequence[str]) -> None:
     st.multiselect(
         "Configurations side by side",
         list(fleets),
+        format_func=spelt,
         key=LIST,
         max_selections=MOST,
         on_change=_from_list,
@@ -112,7 +113,10 @@ def draw_table(
     names, first = list(fleets), [in_words(fleet) for fleet in list(fleets.values())[:3]]
     # of a curve that leaves its axis Streamlit draws another, stretched from the bottom of the axis to its top
     uses = {name: [min(use, MOST_USE) for use in curves[name]] for name in names}
-    rows = [row(plan, fleet, with_cost) | {CURVE: uses[name]} for name, fleet in fleets.items()]
+    rows = [
+        row(plan, fleet, with_cost) | {"Engine": spelt(fleet.candidate.engine), CURVE: uses[name]}
+        for name, fleet in fleets.items()
+    ]
     order = [column for column in rows[0] if column != CURVE]
     if not with_cost:  # a desk has room for either
         order.insert(order.index(ROOM) + 1, CURVE)

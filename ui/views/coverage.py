@@ -29,7 +29,7 @@ from ui.scenario import Scenario
 from ui.views import new_run
 from ui.views.runs import review, show_run
 from ui.visit import let_go, visit
-from ui.words import BASIS_HELP, BASIS_LOOK, plain
+from ui.words import BASIS_HELP, BASIS_LOOK, plain, spelt
 
 state = st.session_state
 ROW_PX, HEADER_PX, ROWS_SEEN = 28, 38, 10
@@ -94,7 +94,7 @@ def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
     users = sorted({point.load_value for point in good if point.closed})
     rates = {point.load_value for point in good if is_stable(point)}
     varied = "" if lengths.fixed else f" (CV {lengths.isl_cv:g}, {lengths.osl_cv:g})"
-    engine = f"{deployment.engine} {deployment.engine_version}".strip() or "not named"
+    engine = spelt(f"{deployment.engine} {deployment.engine_version}".strip()) or "not named"
     batching = deployment.batching if deployment.batching != "in_flight" else ""
     return {
         "Model": deployment.model,

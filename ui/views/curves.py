@@ -34,7 +34,7 @@ from ui.computing import Outcome
 from ui.look import basis_line, data_behind, ink, show
 from ui.scenario import Scenario
 from ui.visit import begin_anew, chosen, number_typed
-from ui.words import UNIT, limit_name, plain, room, sentence_case, tell, why_none
+from ui.words import UNIT, limit_name, plain, room, sentence_case, spelt, tell, why_none
 
 
 def load_input(label: str, value_per_s: float, key: str, help: str) -> float:
@@ -198,7 +198,7 @@ def _planned(plan: Plan | None, measure: Measure, scenario: Scenario, price: flo
         return None
     fleet = plan.answer
     speed = Speed(fleet.load_per_s, fleet.load_per_s / fleet.candidate.gpus, 1 / fleet.predicted.itl.mean_s, meets=True)
-    return spot_of(fleet.candidate.label, speed, measure, scenario.osl, price or 0.0)
+    return spot_of(spelt(fleet.candidate.label), speed, measure, scenario.osl, price or 0.0)
 
 
 def _best_at(best: Sequence[Spot], measure: Measure) -> None:
@@ -257,7 +257,7 @@ def draw_fleet_sizes(scenario: Scenario, plan: Plan, name: str, fleet: Fleet) ->
         return
     others = best_of_other_gpus(plan, fleet)
     steps = [
-        FleetSteps(each.candidate.label, answers.sizes(scenario, its_name, each, low, high))
+        FleetSteps(spelt(each.candidate.label), answers.sizes(scenario, its_name, each, low, high))
         for its_name, each in ((name, fleet), *others)
     ]
     show(gpus_against_load(steps, high, rate, fleet.gpus, gpus(fleet.gpus), ink()), "fleet_size")
@@ -393,7 +393,7 @@ def draw_memory(scenario: Scenario, plan: Plan, fleet: Fleet) -> None:
         st.title(plain(_memory_title(own)), anchor=False)
     if not uses:
         return
-    show(memory_per_gpu(list(uses), list(uses.values()), ink()), "memory")
+    show(memory_per_gpu(list(map(spelt, uses)), list(uses.values()), ink()), "memory")
     st.caption(
         "KV cache in use: requests in a replica at the planned load (Little's law) times the tokens that each holds on "
         "average; peaks are higher. Weights: parameters times bits, spread evenly over the replica's GPUs."
@@ -417,5 +417,5 @@ def _memory_table(uses: Mapping[str, MemoryUse]) -> None:
     for name, use in uses.items():
         sizes = {part: significant(size / GIB) for part, size in use.parts}
         parts = {f"{part} (GiB)": sizes.get(part, "") for part in PARTS}
-        rows.append({"Configuration": name, **parts, "GPU memory (GiB)": significant(use.capacity_bytes / GIB)})
+        rows.append({"Configuration": spelt(name), **parts, "GPU memory (GiB)": significant(use.capacity_bytes / GIB)})
     data_behind(pd.DataFrame(rows), "Memory of one GPU by what fills it")

@@ -24,7 +24,7 @@ from ui.views.answer import (
     warnings,
 )
 from ui.visit import number_kept
-from ui.words import limit_name, plain, tell_unreadable
+from ui.words import limit_name, plain, spelt, tell_unreadable
 
 FLEET_HELP = "Available GPUs, of the types chosen in the form; each type is evaluated alone, not mixed."
 RATE_HELP = "The load to plan for: SLA met, headroom kept, spares idle."
@@ -109,7 +109,7 @@ def _table(fleets: Sequence[Existing]) -> None:
             "GPUs left over": number(format="localized", help="GPUs too few to form another replica."),
         },
         alt="Ways to run these GPUs, most requests/s first: "
-        + "; ".join(f"{per_second(f.rate_per_s)} as {f.candidate.label}" for f in fleets[:3]),
+        + "; ".join(f"{per_second(f.rate_per_s)} as {spelt(f.candidate.label)}" for f in fleets[:3]),
     )
 
 
@@ -119,7 +119,7 @@ def _row(fleet: Existing) -> dict[str, object]:
         "GPU": candidate.gpu,
         "Layout": str(candidate.layout),
         "Precision": candidate.precision,
-        "Engine": candidate.engine,
+        "Engine": spelt(candidate.engine),
         "Requests/s": fleet.rate_per_s,
         "Requests/s per GPU": fleet.requests_per_s_per_gpu,
         "GPUs left over": fleet.unused,

@@ -85,15 +85,15 @@ def check_choice(choice: Choice, points: Sequence[Point]) -> None:
     known = list(dict.fromkeys([*PRECISIONS, *(point.precision for point in points)]))
     for precision in choice.precisions:
         if not is_among(precision, known):
-            raise ScenarioError(f"--precision {precision}: not known; known are {', '.join(known)}")
+            raise ScenarioError(f"precision {precision}: not known; known are {', '.join(known)}")
     engines = list(dict.fromkeys([*ENGINES, *(engine_named(point.engine) for point in points if point.engine)]))
     for engine in choice.engines:
         if engine_named(engine) not in engines:
-            raise ScenarioError(f"--engine {engine}: not known; known are {', '.join(engines)}")
+            raise ScenarioError(f"engine {engine}: not known; known are {', '.join(engines)}")
     tps = sorted({*TENSOR_PARALLEL, *(point.tp for point in points)})
     for tp in choice.tps:
         if tp not in tps:
-            raise ScenarioError(f"--tp {tp}: not known; known are {', '.join(map(str, tps))}; others with --layout")
+            raise ScenarioError(f"TP {tp}: not known; known are {', '.join(map(str, tps))}; others are layouts")
 
 
 def find(

@@ -995,8 +995,8 @@ CAUTIONS: dict[CautionKind, str] = {
         "formula are then 10 to 60 % too low, and lower above a CV of 2; simulate to be sure"
     ),
     "herding": (
-        "least_outstanding with equal output lengths can herd: replicas whose requests finish together attract the "
-        "next burst; round_robin, or outputs that vary, show what the fleet can do"
+        "least-outstanding routing of equal answers can herd: replicas whose requests finish together attract the next "
+        "burst; round robin, or outputs that vary, show what the fleet can do"
     ),
     "lost_requests": (
         "{share:requests} of the requests were rejected, timed out or cancelled: the latencies are those of the others"

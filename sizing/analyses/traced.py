@@ -142,7 +142,7 @@ def class_slas(trace: Trace, sla: Sla, given: Sequence[str]) -> tuple[Sla, ...]:
             changed = [Limit.parse(metric, pairs[metric]) for metric in limited]
             own[name] = Sla(*(limit for limit in sla.given if limit.metric not in pairs), *changed)
         except ScenarioError as error:
-            raise ScenarioError(f"class {quoted(name)}: {error}") from None
+            raise ScenarioError(f"class {quoted(name)}: {str(error).removeprefix('--')}") from None
     return tuple(own.values())
 
 

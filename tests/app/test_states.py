@@ -124,6 +124,14 @@ def test_a_narrow_choice_can_be_widened_where_it_is_infeasible(opened: Open) -> 
     assert "You need" in app.title[0].value and query_of(app)["tp"] == "any"
 
 
+@pytest.mark.parametrize(
+    "changed", [{"precision": "fp7"}, {"engine": "abacus"}, {"tp": "3"}, {"routing": "least_outstanding"}]
+)
+def test_no_option_of_the_command_line_is_named(opened: Open, changed: dict[str, str]) -> None:
+    text = shown(opened(**changed))
+    assert next(iter(changed)) in text.casefold() and "--" not in text and "_outstanding" not in text
+
+
 def test_the_reason_for_leaving_a_configuration_out_is_not_cut_by_a_grid(opened: Open) -> None:
     app = opened(NOWHERE)
     (why,) = app.main.table[0].value["Why"]

@@ -861,10 +861,13 @@ def _all_of(limits: Sequence[Limit]) -> str:
     )
 
 
+NOT_ALONE = "no value is enough alone, because another limit fails too"
+
+
 def _way_out(way: Relaxation) -> Iterator[str]:
     name, asked, smallest, roomy = way.limit.name, way.limit.said(way.limit.limit_s), way.smallest, way.roomy
     if smallest is None or roomy is None or way.candidate is None:
-        yield f"{name}: no value is enough alone, because another limit fails too"
+        yield f"{name}: {NOT_ALONE}"
     elif smallest.limit_s <= way.limit.limit_s:
         yield f"{name}: {asked} can be met, another limit fails"
     else:

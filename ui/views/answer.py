@@ -343,6 +343,7 @@ def in_words(fleet: Fleet) -> str:
 
 
 WHAT_INSTEAD = "More GPUs do not help. What the limits would have to be:"
+NOTHING_INSTEAD = "More GPUs do not help, and no value of a single limit is enough."
 
 
 def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scenario: Scenario) -> None:
@@ -369,8 +370,8 @@ def show_no_fleet(found: answers.Reply[TracePlan] | answers.Reply[SessionPlan], 
     tell_unreadable(answers.measured_points().problems)
     tell(scenario, Outcome(None, found.title, found.reason, found.rejected))
     if found.ways_out:
-        ways = (f"- {plain(way)}." for way in found.ways_out)
-        st.markdown("\n".join([WHAT_INSTEAD, "", *ways]))
+        ways = [f"- {plain(way)}." for way in found.ways_out if not way.endswith(text.NOT_ALONE)]
+        st.markdown("\n".join([WHAT_INSTEAD, "", *ways]) if ways else NOTHING_INSTEAD)
     widen(scenario)
     if found.rejected:
         left_out(found.rejected, expanded=True)
@@ -381,15 +382,18 @@ def _nearest_miss(rejected: Sequence[Rejection]) -> None:
     if nearest is None:
         return
     why = plain(f"{nearest.label}: {nearest.why}.")
-    st.markdown(f"**Nearest miss:** {why} {WHAT_INSTEAD}")
+    st.markdown(f"**Nearest miss:** {why}")
 
 
 def _relaxations(scenario: Scenario) -> None:
     """The smallest change of each limit that works, and the choice widened where it was narrow."""
     ways = ways_out(scenario)
-    for number, way in enumerate(ways.alone):
+    found = ways.together
+    alone = any(way.smallest or way.percentile for way in ways.alone)
+    st.markdown(WHAT_INSTEAD if alone or found else NOTHING_INSTEAD)
+    for number, way in enumerate(ways.alone if alone else ()):
         _relaxation(way, number)
-    if found := ways.together:
+    if found:
         least, half = (
             " and ".join(f"{limit_name(one)} {one.said(one.limit_s)}" for one in of)
             for of in (found.limits, found.roomy)
@@ -420,7 +424,7 @@ def _relaxation(way: Relaxation, number: int) -> None:
     """One limit: from which value on it works, alone, and at which lower percentile it is kept as it is."""
     name, asked = limit_name(way.limit), way.limit.said(way.limit.limit_s)
     if way.smallest is None and way.percentile is None:
-        st.markdown(f"**{name}:** no value is enough alone, because another limit fails too.")
+        st.markdown(f"**{name}:** {text.NOT_ALONE}.")
         return
     with st.container(border=True):
         if way.smallest and way.candidate and way.roomy and way.smallest.limit_s > way.limit.limit_s:

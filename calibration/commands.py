@@ -291,6 +291,7 @@ def _interruptible(store: Store, bar: Bar) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C would cut off the line
         bar.close()
         if bar.run_id is None:
             click.echo("interrupted before anything was measured", err=True)

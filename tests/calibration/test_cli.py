@@ -278,6 +278,28 @@ def test_ctrl_c_keeps_the_points_and_says_how_to_go_on(plan: Path) -> None:
     assert (Store().run(1).state, Store().run(1).points) == ("interrupted", 2)
 
 
+IMPATIENT = """
+import os, signal
+from rich.console import Console
+from calibration.commands import _interruptible
+from calibration.progress import Bar
+from calibration.store import Store
+
+class Again(Bar):
+    def close(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        super().close()
+
+with _interruptible(Store(), Again(Console(stderr=True))):
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_a_second_ctrl_c_does_not_cut_off_what_the_first_one_says() -> None:
+    ended = subprocess.run([sys.executable, "-c", IMPATIENT], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted before anything was measured\n")
+
+
 @pytest.mark.long
 def test_a_second_run_at_the_same_server_is_refused_in_one_line_until_the_first_has_ended(plan: Path) -> None:
     with at_a_level_without_end(plan) as first:

@@ -400,7 +400,7 @@ DEPLOYMENT: tuple[tuple[str, Any, str], ...] = (
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write, .csv, .json (with --json) or .zip; default: standard output.",
+    help="File to write, .csv, .json or .zip; default: standard output.",
 )
 @as_json
 def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
@@ -421,6 +421,7 @@ def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
         click.echo(f"run {run_id} written to {out}{lacks}", err=True)
         return
     points = store.points(run_id)
+    as_json |= out is not None and out.suffix.lower() == ".json"
     text = json.dumps([asdict(point) for point in points]) + "\n" if as_json else _table_of(points)
     if out is None:
         click.echo(text, nl=False)

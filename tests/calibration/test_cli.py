@@ -108,6 +108,13 @@ def test_no_runs_yet() -> None:
 
 
 @pytest.mark.usefixtures("measured")
+def test_a_file_called_json_holds_json(tmp_path: Path) -> None:
+    out = tmp_path / "points.json"
+    assert call("export", 1, "--out", out).exit_code == 0
+    assert out.read_text() == call("export", 1, "--json").stdout
+
+
+@pytest.mark.usefixtures("measured")
 def test_details_tell_how_well_means_are_known_and_how_the_client_fared() -> None:
     shown = call("show", 1, "--details").stdout
     assert shown.startswith(call("show", 1).stdout)

@@ -29,7 +29,7 @@ from calibration.store.work import accept, discard
 from calibration.time_split import split
 from sizing.files import write
 from sizing.lazy_group import INTERRUPTED
-from sizing.numbers import with_unit
+from sizing.numbers import per_second, significant, with_unit
 from sizing.points import Point, doubts, write_points
 
 _HEAD = (
@@ -68,7 +68,7 @@ def load_text(point: Point) -> str:
     """For people: ``4 users``, ``3.5 req/s``, ``0.5 sess/s``."""
     if point.load_kind in ("concurrency", "sessions"):
         return with_unit(f"{point.load_value:g}", "users")
-    return f"{point.load_value:.4g} {'sess' if point.load_kind == 'session_rate' else 'req'}/s"
+    return f"{significant(point.load_value, 4)} {'sess' if point.load_kind == 'session_rate' else 'req'}/s"
 
 
 def _ms(seconds: float | None) -> str:
@@ -133,9 +133,9 @@ def _client(facts: Mapping[str, float]) -> str:
         f"event loop late by {_ms(facts['loop_lag_p99_s'])} ms (p99)",
     ]
     if {"offered_per_s", "sent_per_s", "late_p50_s", "late_p99_s"} <= set(facts):
-        parts.append(f"offered {facts['offered_per_s']:.4g}, sent {facts['sent_per_s']:.4g} requests/s")
+        parts.append(f"offered {significant(facts['offered_per_s'], 4)}, sent {per_second(facts['sent_per_s'], 4)}")
         parts.append(f"sent late by {_ms(facts['late_p50_s'])} ms (p50), {_ms(facts['late_p99_s'])} ms (p99)")
-    return f"{', '.join(parts)}; answered {facts['achieved_per_s']:.4g} requests/s"
+    return f"{', '.join(parts)}; answered {per_second(facts['achieved_per_s'], 4)}"
 
 
 def _server(found: Measurement) -> str:
@@ -155,23 +155,23 @@ def _server(found: Measurement) -> str:
     return f"{of}{', '.join(known)}"
 
 
-SHOWN = (
-    ("pending_requests_mean", "{:.3g} requests in Triton"),
-    ("batcher_generation_requests_mean", "{:.3g} decoding"),
-    ("engine_requests_running_mean", "{:.3g} in the engine"),
-    ("engine_requests_waiting_mean", "{:.3g} waiting for the engine"),
-    ("kv_cache_used_share_mean", "KV cache {:.0%} full"),
-    ("kv_cache_tokens", "of {:,.0f} tokens"),
-    ("prefix_tokens_found_share", "{:.1%} of prompt tokens found in it"),
-    ("preemptions", "{:.0f} preemptions"),
-    ("gpu_power_mean_w", "GPU {:.0f} W"),
-    ("gpu_utilization_mean", "GPU busy {:.0%}"),
-    ("gpu_energy_per_request_j", "{:.3g} J a request"),
+SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("pending_requests_mean", "{} requests in Triton", significant),
+    ("batcher_generation_requests_mean", "{} decoding", significant),
+    ("engine_requests_running_mean", "{} in the engine", significant),
+    ("engine_requests_waiting_mean", "{} waiting for the engine", significant),
+    ("kv_cache_used_share_mean", "KV cache {} full", "{:.0%}".format),
+    ("kv_cache_tokens", "of {} tokens", "{:,.0f}".format),
+    ("prefix_tokens_found_share", "{} of prompt tokens found in it", "{:.1%}".format),
+    ("preemptions", "{} preemptions", "{:.0f}".format),
+    ("gpu_power_mean_w", "GPU {} W", "{:.0f}".format),
+    ("gpu_utilization_mean", "GPU busy {}", "{:.0%}".format),
+    ("gpu_energy_per_request_j", "{} J a request", significant),
 )
 
 
 def _gauges(server: Mapping[str, float]) -> str:
-    return ", ".join(text.format(server[name]) for name, text in SHOWN if name in server)
+    return ", ".join(text.format(shown(server[name])) for name, text, shown in SHOWN if name in server)
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

@@ -28,6 +28,7 @@ from calibration.records import MOST_REQUESTS
 from calibration.requests.lengths import LengthsPlan
 from sizing.errors import ScenarioError, YamlError, first_fault, quoted
 from sizing.files import parse_yaml, yaml_text
+from sizing.numbers import per_second
 from sizing.points import Interval, KnownPolicy, LoadKind, Point, Ratio, Steps, Wait
 from sizing.question import FIELDS, Question
 from sizing.workload import Arrivals, Lengths
@@ -359,9 +360,9 @@ class Level:
     @property
     def label(self) -> str:
         """For progress lines: ``ISL 64, OSL 32, concurrency 4``."""
-        unit = "sessions" if self.kind == "session_rate" else "requests"
+        noun = "session" if self.kind == "session_rate" else "request"
         users = "concurrency" if self.kind == "concurrency" else "concurrent sessions"
-        load = f"{users} {self.value:g}" if self.closed else f"{self.value:.3g} {unit}/s"
+        load = f"{users} {self.value:g}" if self.closed else per_second(self.value, noun=noun)
         return f"ISL {self.lengths.isl:g}, OSL {self.lengths.osl:g}, {load}"
 
 

@@ -11,7 +11,7 @@ from calibration.plan import Level
 from calibration.records import Measurement
 from calibration.run import Listener
 from sizing.errors import one_line
-from sizing.numbers import with_unit
+from sizing.numbers import per_second
 
 LONGEST_SAID = 2000
 """Characters of a line; what it says of a server, this may have chosen."""
@@ -72,6 +72,5 @@ class Bar(Listener):
 
     def measured(self, level: Level, found: Measurement) -> None:
         self._before_s += self._expected_s
-        point = found.point
-        verdict = f", {point.verdict}: not fitted" if point.void else ""
-        self.says(f"{level.label}: {with_unit(f'{point.requests_per_s:.3g}', 'requests/s')}{verdict}")
+        verdict = f", {found.point.verdict}: not fitted" if found.point.void else ""
+        self.says(f"{level.label}: {per_second(found.point.requests_per_s)}{verdict}")

@@ -42,6 +42,7 @@ from calibration.store import Ending, Store
 from calibration.store.database import clean, patient
 from calibration.store.work import give_up
 from calibration.target import ENGINE_MODEL, Target, access, prepare
+from sizing.numbers import per_second
 from sizing.points import Point
 
 PROBES = 2
@@ -387,7 +388,7 @@ class Reporter(Listener):
         point = found.point
         verdict = f", {point.verdict}" if point.verdict else ""
         with self._lock:
-            self._lines.append(f"{level.label}: {point.requests_per_s:.3g} requests/s{verdict}")
+            self._lines.append(f"{level.label}: {per_second(point.requests_per_s)}{verdict}")
         self._note(phase="between two levels", after_s=self._after_s)
         self._listener.measured(level, found)
 

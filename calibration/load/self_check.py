@@ -28,6 +28,7 @@ from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import RequestSource
 from sizing.files import IMPORTED_FROM
+from sizing.numbers import per_second, significant
 from sizing.workload import Seconds
 
 MOST_ADDED_TTFT_S = 0.005
@@ -160,7 +161,7 @@ class Distortion:
         processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
         return (
             f"{processes}: TTFT {1e3 * self.added_ttft_s:+.1f} ms, ITL {100 * self.itl_error:+.1f} %, "
-            f"{self.requests_per_s:.3g} of {self.ideal_per_s:.3g} requests/s"
+            f"{significant(self.requests_per_s)} of {per_second(self.ideal_per_s)}"
         )
 
 

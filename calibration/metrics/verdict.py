@@ -27,7 +27,7 @@ from calibration.metrics.precision import FEWEST_BATCHES, Answers, Mean, series,
 from calibration.metrics.window import Sample, answered, failed_inside, over_s, within, wrong_inside
 from calibration.plan import Level
 from calibration.records import Load
-from sizing.numbers import Floats, count_of, milliseconds, significant
+from sizing.numbers import Floats, count_of, milliseconds, per_second, significant
 from sizing.points import Verdict
 from sizing.stats import inflation, t_quantile
 
@@ -101,8 +101,8 @@ def behind(load: Load, sample: Sample) -> str:
     """By how much it fell behind, in words."""
     came, left = _came_and_left(load, sample)
     return (
-        f"{left / load.duration_s:.4g} of {came / load.duration_s:.4g} requests/s finished, {left / came:.1%}, "
-        f"{SERVED_SHARE:.0%} are needed"
+        f"{significant(left / load.duration_s, 4)} of {per_second(came / load.duration_s, 4)} finished, "
+        f"{left / came:.1%}, {SERVED_SHARE:.0%} are needed"
     )
 
 
@@ -215,7 +215,7 @@ def _too_few_sent(load: Load) -> Iterator[str]:
     due, sent = load.issued, int(within(load, load.log.sent_s).sum())
     if sent < SENT_SHARE * due:
         yield (
-            f"{sent / load.duration_s:.4g} of {due / load.duration_s:.4g} requests/s due were sent, "
+            f"{significant(sent / load.duration_s, 4)} of {per_second(due / load.duration_s, 4)} due were sent, "
             f"{sent / due:.1%}, {SENT_SHARE:.0%} are needed"
         )
 
@@ -278,7 +278,7 @@ def _wrong_lengths(load: Load, level: Level, sample: Sample) -> Iterator[str]:
         return
     had, asked = (float(np.average(tokens, weights=sample.weight)) for tokens in (sample.log.tokens, sample.log.osl))
     if load.counts_tokens and abs(had / asked - 1) > LENGTHS_ALLOWED:
-        yield f"the answers had {had:.4g} tokens on average, {asked:.4g} were asked for"
+        yield f"the answers had {significant(had, 4)} tokens on average, {significant(asked, 4)} were asked for"
 
 
 def _unsteady(load: Load, level: Level, sample: Sample) -> Iterator[str]:

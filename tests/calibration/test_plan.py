@@ -229,3 +229,8 @@ def test_a_tokenizer_may_be_named_by_its_folder(tmp_path: Path) -> None:
     (tmp_path / "tok").mkdir()
     file = parse_plan(MINIMAL + "tokenizer: tok", folder=tmp_path)
     assert file.tokenizer_file == tmp_path / "tok" / "tokenizer.json"
+
+
+def test_a_high_rate_is_written_without_an_exponent() -> None:
+    (level,) = parse_plan("lengths: [{isl: 64, osl: 32}]\nrates: [1384]").plan.levels()
+    assert level.label == "ISL 64, OSL 32, 1,384 requests/s"

@@ -22,8 +22,8 @@ def get(
     """Status and body of the page at `url`, connected to and read within `within_s` seconds in all.
 
     `tls` holds the certificates that HTTPS trusts, by default the system's. Proxies are not used and redirections not
-    followed, because the page must come from the server under load. Raises OSError, with a short reason, if there is no
-    answer, or if it is incomplete, larger than 4 MiB or not HTTP.
+    followed, because the page must come from the server under load: the body then says where to. Raises OSError, with a
+    short reason, if there is no answer, or if it is incomplete, larger than 4 MiB or not HTTP.
     """
     deadline_s = time.monotonic() + within_s
     try:
@@ -79,6 +79,8 @@ def _read(answer: HTTPResponse) -> tuple[int, bytes]:
             raise OSError(f"an answer of more than {MOST_BYTES >> 20} MiB")
         if answer.length:
             raise OSError("the answer is incomplete")
+        if 300 <= answer.status < 400 and (elsewhere := answer.getheader("Location")):
+            body = f"it redirects to {elsewhere}".encode("utf-8", "replace")
         return answer.status, body
 
 

@@ -143,6 +143,8 @@ async def _over_http(openai: ServerPlan) -> Answering:
             return Answering(
                 "openai", tuple(str(card["id"]) for card in cards if isinstance(card, dict) and "id" in card)
             )
+        if 300 <= status < 400:
+            await client.listed()  # raises: it says where the server redirects to
         if status in (429, 503):
             raise ServerError(
                 f"{openai.url} answers /v1/models with {status}: if it is still loading its model, try again"

@@ -206,6 +206,15 @@ def test_over_grpc(kind: str, tmp_path: Path) -> None:
     assert Store().runs() == []
 
 
+def test_a_server_that_redirects_to_https_says_where_to(tmp_path: Path) -> None:
+    moved = says(b"HTTP/1.1 301 Moved\r\nLocation: https://llm.example/v1/models\r\nContent-Length: 0\r\n\r\n")
+    with sockets(moved) as server:
+        told = "HTTP 301: it redirects to https://llm.example/v1/models"
+        load = ("--isl", 9, "--osl", 9, "--rate", 1, "--ttft", "p95:1s")
+        assert told in failed(call("size", f"http://{server}", *load))
+        assert told in failed(call("run", plan(tmp_path, f"protocol: openai, model: toy, url: 'http://{server}'")))
+
+
 def test_http_at_the_grpc_port_and_grpc_at_the_http_port(tmp_path: Path, polite: str) -> None:
     assert "HTTP" in refused(ran(plan(tmp_path, f"url: '{polite}', protocol: http")), polite)
     with sockets(says(page(b"{}"))) as url:

@@ -102,10 +102,15 @@ def why_none(scenario: Scenario, outcome: Outcome | None) -> tuple[str, str]:
 
 
 def tell(scenario: Scenario, outcome: Outcome | None) -> None:
-    """Title and sentence on the page."""
+    """Title and sentence on a page other than Size, and where the form is complete the way there."""
     title, sentence = why_none(scenario, outcome)
     st.title(plain(title), anchor=False)
     st.markdown(plain(sentence))
+    if outcome is not None:
+        st.page_link("ui/pages/size.py", label=WAYS_OUT, icon=":material/straighten:")
+
+
+WAYS_OUT = "What would help, and why each configuration was left out"
 
 
 def tell_unreadable(problems: tuple[str, ...]) -> None:

@@ -24,7 +24,7 @@ from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
 from ui.answers import named
 from ui.views import compare
-from ui.words import spelt
+from ui.words import WAYS_OUT, spelt
 
 Open = Callable[..., AppTest]
 SOME = replace(ONE, gpus=("h200_sxm", "h100_sxm"), precisions=("fp8",), tps=(1, 2), price_per_gpu_hour=2.5)
@@ -198,6 +198,8 @@ def test_without_a_plan_one_sentence_says_what_to_do_and_there_is_no_count(
     app = compared(scenario, **parameters)
     assert text_of(app.title[0].value) == title
     assert app.markdown and not app.metric
+    links = [link.proto.label for link in app.main.get("page_link")]
+    assert links == ([] if title.startswith("Set") else [WAYS_OUT])
     assert all([*table.value] == ["Configuration", "Why"] for table in app.table)
     assert "n" not in app.query_params
 

@@ -33,9 +33,9 @@ def page(scenario: Scenario) -> None:
     plan = outcome.plan
     if plan is None:
         tell(scenario, outcome)
+        _open_the_choice(scenario)
         if outcome.rejected:
             compare.draw_left_out(outcome.rejected, expanded=True)
-        _open_the_choice(scenario)
         return
     st.title(plain(_title(plan)), anchor=False)
     _compare(scenario, plan)

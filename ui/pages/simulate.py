@@ -76,7 +76,6 @@ def _replica(scenario: Scenario) -> None:
 def _no_plan(scenario: Scenario, outcome: Outcome) -> None:
     tell(scenario, outcome)
     st.markdown("The simulation needs the load of a plan, and there is none: change the form on the left.")
-    st.page_link("ui/pages/size.py", label="Every configuration and why it was left out", icon=":material/straighten:")
 
 
 def _picked(plan: Plan) -> Fleet:

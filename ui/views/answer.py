@@ -44,8 +44,8 @@ from ui.words import (
     room,
     sentence_case,
     spelt,
-    tell,
     tell_unreadable,
+    why_none,
 )
 
 LEVELS = 4
@@ -368,7 +368,9 @@ def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scena
 def show_no_fleet(found: answers.Reply[TracePlan] | answers.Reply[SessionPlan], scenario: Scenario) -> None:
     """Why no fleet serves a trace or sessions."""
     tell_unreadable(answers.measured_points().problems)
-    tell(scenario, Outcome(None, found.title, found.reason, found.rejected))
+    title, sentence = why_none(scenario, Outcome(None, found.title, found.reason, found.rejected))
+    st.title(plain(title), anchor=False)
+    st.markdown(plain(sentence))
     if found.ways_out:
         ways = [f"- {plain(way)}." for way in found.ways_out if not way.endswith(text.NOT_ALONE)]
         st.markdown("\n".join([WHAT_INSTEAD, "", *ways]) if ways else NOTHING_INSTEAD)

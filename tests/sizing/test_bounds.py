@@ -44,7 +44,7 @@ TWO_GPUS = replaced(gpu="h100_sxm,h200_sxm")
         (replaced(**{"prefix-tokens": "2001"}), ["prefix", "2000"]),
         (replaced(**{"max-tokens": "255"}), ["--max-tokens", "256"]),
         (replaced(precision="fp9"), ["fp9", "bf16"]),
-        (replaced(tp="3"), ["--tp 3", "1, 2, 4, 8"]),
+        (replaced(tp="3"), ["TP 3", "1, 2, 4, 8"]),
         (["plan", *FLEET, *CHAT, "--peak-factor", "3"], ["--peak-factor", "--workload"]),
         (["plan", *FLEET, *CHAT, "--isl", "10", "--tune"], ["--isl", "--tune"]),
         (["share", "--scenario", "fleet.yaml", "--headroom", "0.5"], ["--headroom", "--scenario"]),

@@ -93,7 +93,7 @@ def check_choice(choice: Choice, points: Sequence[Point]) -> None:
     tps = sorted({*TENSOR_PARALLEL, *(point.tp for point in points)})
     for tp in choice.tps:
         if tp not in tps:
-            raise ScenarioError(f"TP {tp}: not known; known are {', '.join(map(str, tps))}; others are layouts")
+            raise ScenarioError(f"TP {tp}: not one of {', '.join(map(str, tps))}; ask for it as the layout tp{tp}")
 
 
 def find(

@@ -147,9 +147,8 @@ def test_a_name_that_leaves_out_its_packing_has_the_law_of_the_checkpoint_packed
     packed = prior_law(named._replace(model="nvidia/DeepSeek-V3.1-NVFP4"), Lengths(1000, 1000))
     assert packed is not None and packed.error < 0.3  # by kernel timings; by the data sheet alone it is over 0.8
     assert prior_law(named, Lengths(1000, 1000)) == packed
-    with pytest.raises(
-        EstimateUnavailable, match="runs in fp8_block on b200_sxm, not in nvfp4"
-    ):  # a plan for a name is of no other checkpoint
+    # A plan for a name is of no other checkpoint.
+    with pytest.raises(EstimateUnavailable, match="runs in fp8_block on b200_sxm, not in nvfp4"):
         estimate(named.model, named.gpu, 8, "nvfp4", Lengths(1000, 1000))
 
 

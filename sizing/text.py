@@ -533,10 +533,10 @@ def cliff_line(found: SessionPlan, cliff: Seen) -> str:
 
 
 SESSION_ROUTING = {
-    "affinity": "with its session",
-    "random": "random",
+    "affinity": "session affinity",
+    "prefix_aware": "prefix-aware",
     "least_outstanding": "least outstanding",
-    "prefix_aware": "most of it cached",
+    "random": "random",
 }
 
 

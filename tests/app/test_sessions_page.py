@@ -15,7 +15,7 @@ from calibration.store import DATABASE_VARIABLE
 from sizing.analyses import session_plan
 from sizing.analyses.session_plan import SessionPlan
 from sizing.cli import cli
-from sizing.text import sentence, sessions_lines
+from sizing.text import SESSION_ROUTING, sentence, sessions_lines
 from sizing.workload import Limit
 from tests.app.conftest import ONE, ROOT, open_query, query_of, text_of
 from tests.sizing.test_session_plan import ShorterRuns
@@ -162,6 +162,12 @@ def test_every_preset_says_where_it_is_from() -> None:
     for preset in PRESETS.values():
         for address in (word.strip("(),.;") for word in preset.source.split() if "https://" in word):
             assert address in documented
+
+
+def test_routings_have_one_name_and_the_table_below_them_has_a_heading(few: AppTest) -> None:
+    offered = next(box for box in few.main.selectbox if box.label == "Routing of turns").options
+    assert [name.casefold() for name in offered] == list(SESSION_ROUTING.values())
+    assert "**Configurations that meet the SLA**" in [text.value for text in few.main.markdown]
 
 
 def test_charts_end_at_the_cliff(few: AppTest) -> None:

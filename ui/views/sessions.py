@@ -19,7 +19,7 @@ from sizing.prediction import Quantiles
 from sizing.question import VARIATION, Range
 from sizing.report.build import Cover, report_of
 from sizing.report.model import as_dict
-from sizing.simulator.sessions import SESSION_ROUTINGS, SessionLatency
+from sizing.simulator.sessions import SessionLatency
 from sizing.text import SESSION_ROUTING, Extras, as_json, sessions_lines, share_of_load
 from sizing.workload import PERCENTILES, Sessions
 from ui import answers
@@ -35,12 +35,7 @@ MANY_HELP = (
     "Users or agents with a session open at once, including those who read or wait for a tool; or sessions that start."
 )
 TURN_LAWS: dict[str, str] = {"geometric": "Geometric", "fixed": "All the same"}
-ROUTINGS: dict[str, str] = {
-    "affinity": "Session affinity",
-    "prefix_aware": "Prefix-aware",
-    "least_outstanding": "Least outstanding",
-    "random": "Random",
-}
+ROUTINGS = {routing: sentence_case(words) for routing, words in SESSION_ROUTING.items()}
 ROUTING_HELP = (
     "Which replica gets a turn: that of its session, the one that has most of it cached, the one with the fewest "
     "requests, or any. The answer compares all four."
@@ -190,6 +185,7 @@ def show_sessions(found: SessionPlan, scenario: Scenario) -> None:
     if found.routings:
         st.markdown("**Routings on the same fleet**")
         st.dataframe(_routings(found), hide_index=True, alt="Tokens found and latencies with each routing of turns")
+    st.markdown("**Configurations that meet the SLA**")
     alternatives(plan, scenario)
     left_out(plan.rejected)
     data_behind(_rising(found), "Sessions at rising load, as drawn in the charts")
@@ -221,7 +217,7 @@ def _with_median(of: Quantiles) -> tuple[str, str]:
 
 def _routings(found: SessionPlan) -> pd.DataFrame:
     return pd.DataFrame(
-        {"Routing": sentence_case(SESSION_ROUTING[name])} | _row(found, seen) for name, seen in found.routings
+        {"Routing": ROUTINGS[name]} | _row(found, seen) for name, seen in found.routings
     )
 
 
@@ -270,5 +266,3 @@ def json_of(found: SessionPlan) -> bytes:
     whole = {**as_json(found.plan), **extras_json(Extras(sessions=found), found.plan.question), "report": report}
     return json.dumps(finite_only(whole), indent=2).encode()
 
-
-assert {*ROUTINGS} == {*SESSION_ROUTINGS}

@@ -338,6 +338,7 @@ def show_replayed(found: TracePlan, scenario: Scenario) -> None:
     if found.replayed.classes:
         _classes(found)
     _by_hour(found)
+    st.markdown("**Configurations that meet the SLA**")
     alternatives(plan, scenario)
     left_out(plan.rejected)
     each = (_hours(found, seen) for seen in (found.replayed, *found.replayed.classes))

@@ -82,10 +82,9 @@ def gpus_for_load(scenario: Scenario, corner: DeltaGenerator) -> None:
 
 def load_of_gpus(scenario: Scenario, corner: DeltaGenerator) -> None:
     """What can GPUs that exist serve?"""
-    with corner:
-        ask_fleet()
-        with st.spinner("Sizing and simulating…"):
-            found = carried(scenario)
+    ask_fleet()
+    with corner, st.spinner("Sizing and simulating…"):
+        found = carried(scenario)
     if found.fleets is None:
         show_no_plan(found.title, found.reason, found.rejected, scenario)
     else:

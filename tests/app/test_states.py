@@ -145,6 +145,11 @@ def test_no_option_of_the_command_line_is_named(opened: Open, changed: dict[str,
     assert next(iter(changed)) in text.casefold() and "--" not in text and "_outstanding" not in text
 
 
+def test_a_caution_is_a_sentence(opened: Open) -> None:
+    cautions = [one.value for one in opened(routing="least_outstanding").caption if ":material/warning:" in one.value]
+    assert cautions and all(one.endswith(".") for one in cautions)
+
+
 def test_the_reason_for_leaving_a_configuration_out_is_not_cut_by_a_grid(opened: Open) -> None:
     app = opened(NOWHERE)
     (why,) = app.main.table[0].value["Why"]

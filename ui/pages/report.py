@@ -144,7 +144,8 @@ def _preview(found: Report) -> None:
         icon, colour = BASIS_LOOK[basis]
         st.badge(basis.capitalize(), icon=icon, color=colour, help=BASIS_HELP[basis])
         _table(tables.sla(found))
-        st.markdown("\n".join(f"- {plain(sentence_case(line(text)))}" for text in (*found.warnings, *found.remarks)))
+        told = (line(text).rstrip(".") for text in (*found.warnings, *found.remarks))
+        st.markdown("\n".join(f"- {plain(sentence_case(text))}." for text in told))
     with st.expander("All sections"):
         for section in sections(found):
             st.markdown(f"**{plain(section.title)}** · {plain(_contents(section))}")

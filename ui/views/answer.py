@@ -141,13 +141,13 @@ def table_height(rows: int) -> int:
 
 def warnings(basis: Basis, found: Sequence[Caution], measure: str = "") -> None:
     """What the reader must know before buying: loud where the law is used outside what was measured."""
-    lines = answer.cautions(found)
+    lines = [f"{plain(sentence_case(line))}." for line in answer.cautions(found)]
     if basis == "extrapolated":
-        text = [*map(sentence_case, lines), *([measure] if measure else [])]
-        st.warning("  \n".join(map(plain, text)), title="Measure before buying", icon=":material/warning:")
+        told = [*lines, *([plain(measure)] if measure else [])]
+        st.warning("  \n".join(told), title="Measure before buying", icon=":material/warning:")
         return
     for line in lines:
-        st.caption(f":material/warning: {plain(sentence_case(line))}")
+        st.caption(f":material/warning: {line}")
 
 
 def left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:

@@ -344,7 +344,7 @@ def against(seen: SeenRun) -> None:
         st.caption(f":material/info: No formula for this run: {plain(said)}")
         return
     for warning in cautions(said.warnings):
-        st.caption(f":material/warning: {plain(sentence_case(warning))}")
+        st.caption(f":material/warning: {plain(sentence_case(warning))}.")
     if said.saturated or seen.result.saturated:
         agree = said.saturated == seen.result.saturated
         verdict = "agree: there is no steady state" if agree else "disagree on whether this load has a steady state"

@@ -128,7 +128,7 @@ def _fit_line(fitted: Fit | str) -> None:
         f"{sentence_case(rates_within(fitted))}{unseen}."
     )
     for warning in cautions(fitted.warnings):
-        st.caption(f":material/warning: {plain(sentence_case(warning))}")
+        st.caption(f":material/warning: {plain(sentence_case(warning))}.")
 
 
 def _void(points: Sequence[Point]) -> None:

@@ -216,9 +216,7 @@ def _with_median(of: Quantiles) -> tuple[str, str]:
 
 
 def _routings(found: SessionPlan) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"Routing": ROUTINGS[name]} | _row(found, seen) for name, seen in found.routings
-    )
+    return pd.DataFrame({"Routing": ROUTINGS[name]} | _row(found, seen) for name, seen in found.routings)
 
 
 def _rising(found: SessionPlan) -> pd.DataFrame:
@@ -265,4 +263,3 @@ def json_of(found: SessionPlan) -> bytes:
     report = as_dict(report_of(found.plan, None, Extras(sessions=found), Cover(answers.now())))
     whole = {**as_json(found.plan), **extras_json(Extras(sessions=found), found.plan.question), "report": report}
     return json.dumps(finite_only(whole), indent=2).encode()
-

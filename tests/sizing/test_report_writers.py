@@ -270,6 +270,16 @@ def test_the_chart_says_what_a_replica_carries_where_it_carries_it() -> None:
     assert f"carries {significant(curves.planned_per_s)} requests/s" in alt and "planned for" not in alt
 
 
+def test_a_long_source_is_not_broken_after_every_word_on_paper() -> None:
+    found, source = report(), "aisimulate 0.13.0 of 2026-10-27, vllm 0.24.0, corrected by measured servers"
+    dates = {"measured_from": "2026-11-26", "measured_to": "2026-11-27"}
+    row = dataclasses.replace(found.sources[0], configuration="b200_sxm DP4 EP4 fp8_block vllm", source=source, **dates)
+    document = pypdfium2.PdfDocument(render(dataclasses.replace(found, sources=(row,)), "pdf"))
+    text = "\n".join(page.get_textpage().get_text_range() for page in document)
+    document.close()
+    assert "corrected by measured" in text
+
+
 def test_a_missing_typst_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "typst", None)
     with pytest.raises(ReportToolMissing, match=r"pip install 'sizing\[report\]'"):

@@ -209,9 +209,8 @@ def _many(metric: Metric) -> str:
 
 def _spread_in_words(metric: Metric, shares: Sequence[float] | Seconds, spread: Spread, limit: Limit | None) -> str:
     at = {share: float(np.interp(share, shares, spread.seconds)) for share in (0.5, 0.95, 0.99)}
-    told = ", ".join(
-        f"{significant(100 * share)} % of the {_many(metric)} within {milliseconds(s)}" for share, s in at.items()
-    )
+    said = limit.said if limit else milliseconds
+    told = ", ".join(f"{significant(100 * share)} % of the {_many(metric)} within {said(s)}" for share, s in at.items())
     name = sentence_case(metric_name(metric))
     if limit is None:
         return f"{name}: {told}; no limit is set."

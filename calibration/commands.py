@@ -29,7 +29,7 @@ from calibration.store.work import accept, discard
 from calibration.time_split import split
 from sizing.files import write
 from sizing.lazy_group import INTERRUPTED
-from sizing.numbers import per_second, significant, with_unit
+from sizing.numbers import count_of, per_second, significant, with_unit
 from sizing.points import Point, doubts, write_points
 
 _HEAD = (
@@ -427,7 +427,7 @@ def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
         click.echo(text, nl=False)
         return
     write(out, [text])
-    click.echo(f"{len(points)} points written to {out}", err=True)
+    click.echo(f"{count_of(len(points), 'point')} written to {out}", err=True)
 
 
 def _table_of(points: list[Point]) -> str:

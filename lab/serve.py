@@ -24,6 +24,7 @@ from lab.vllm.behind_triton import MODEL_BEHIND_TRITON, VllmBehindTriton
 from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import BehindTriton
 from lab.vllm.settings import Settings as VllmSettings
+from sizing.numbers import count_of
 from triton_tools.repository.check import check
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -210,7 +211,7 @@ def _look_through(repository: Path) -> None:
         click.echo(str(fault), err=True)
     fatal = [fault for fault in faults if fault.severity == "error" and not fault.is_ours]
     if fatal:
-        raise RepositoryError(f"tritonserver would not load {repository}: {len(fatal)} errors, named above")
+        raise RepositoryError(f"tritonserver would not load {repository}: {count_of(len(fatal), 'error')}, named above")
 
 
 def _was_given(context: click.Context, name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from sizing.lazy_group import BAD_INPUT
+from sizing.numbers import count_of
 from triton_tools.repository import legal, template
 from triton_tools.repository.builder import build_repository
 from triton_tools.repository.check import Fault, check
@@ -178,4 +179,4 @@ def _verdict(faults: list[Fault]) -> str:
     errors = sum(fault.severity == "error" for fault in faults)
     if not faults:
         return "nothing wrong"
-    return f"{errors} errors, {len(faults) - errors} warnings"
+    return f"{count_of(errors, 'error')}, {count_of(len(faults) - errors, 'warning')}"

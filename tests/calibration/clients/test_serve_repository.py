@@ -1,5 +1,6 @@
 """What `serve --repository` refuses before it starts anything."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def test_a_repository_that_triton_refuses_is_refused_with_file_and_line(tmp_path
     *faults, error = serve("--repository", str(folder)).stderr.splitlines()
     assert any(fault.startswith(f"{file}:{at}: error: ${{triton_max_batch_size}} is not filled in") for fault in faults)
     assert error == f"error: tritonserver would not load {folder}: {len(faults)} errors, named above"
+
+
+def test_one_error_is_one_error(tmp_path: Path) -> None:
+    folder = build_repository(tmp_path / "models", OPTIONS)
+    file = folder / "postprocessing" / "config.pbtxt"
+    file.write_text(re.sub("max_batch_size: [0-9]+", "max_batch_size: -1", file.read_text()))
+    _, error = serve("--repository", str(folder)).stderr.splitlines()
+    assert error.endswith(": 1 error, named above")
+    assert CliRunner().invoke(main, ["repository", "check", str(folder)]).output.endswith("\n1 error, 0 warnings\n")
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -154,14 +154,14 @@ def _check_allowed() -> None:
         )
 
 
-def stop(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
+def stop(store: Store, run_id: int) -> None:
     """Ask a run to stop; a thread makes sure that it does (`seen_to`).
 
     Raises PlanError if starting and stopping runs is not allowed, StoreError if the store fails.
     """
     _check_allowed()
     ask_to_stop(store, run_id)
-    threading.Thread(target=seen_to, args=(store, run_id, patience_s), daemon=True, name=f"stop run {run_id}").start()
+    threading.Thread(target=seen_to, args=(store, run_id), daemon=True, name=f"stop run {run_id}").start()
 
 
 def seen_to(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:

@@ -47,13 +47,12 @@ ENDS_WITHIN_S = 5.0
 class TrueTimes(NamedTuple):
     """The mock's true mean TTFT and ITL, in seconds, of the `requests` that arrived in a window and were answered.
 
-    `itl_s` is NaN if no answer had two responses. `cpu_s`: CPU seconds that the mock has used since its start.
+    `itl_s` is NaN if no answer had two responses.
     """
 
     requests: float
     ttft_s: float
     itl_s: float
-    cpu_s: float
 
 
 class Mock:
@@ -137,7 +136,7 @@ class Distortion:
 
     `added_ttft_s`: reported mean TTFT minus the mock's true one. `itl_error`: relative error of the mean ITL; 0 if
     answers have one token. `ideal_per_s`: the requests/s of a client without any delay. `cpu_cores` and `busiest_core`
-    as in `records.ClientHealth`; the mock used another `mock_cores`, which a server elsewhere leaves to the client.
+    as in `records.ClientHealth`.
     """
 
     users: int
@@ -148,7 +147,6 @@ class Distortion:
     ideal_per_s: float
     cpu_cores: float
     busiest_core: float
-    mock_cores: float
 
     @property
     def acceptable(self) -> bool:
@@ -218,13 +216,10 @@ def check(
     """
     planned = rehearsal(users_or_in_flight, tokens_per_s, ttft_s, itl_s, osl)
     with started({"ttft_s": planned.ttft_s, "itl_s": planned.itl_s}, Mock) as mock:
-        before = mock.true_times(0.0, 0.0)
         load_job = job(mock, planned.e2e_s, users_or_in_flight, planned.osl, protocol)
         load = pool.drive(load_job, until(), processes=processes)
         truth = mock.true_times(load.start_s, load.stop_s)
-    spent_s = float(load.log.end_s.max() - load.log.sent_s.min())
-    ideal_per_s = users_or_in_flight / planned.e2e_s
-    return distortion(load, truth, users_or_in_flight, ideal_per_s, (truth.cpu_s - before.cpu_s) / spent_s)
+    return distortion(load, truth, users_or_in_flight, ideal_per_s=users_or_in_flight / planned.e2e_s)
 
 
 class Rehearsal(NamedTuple):
@@ -258,7 +253,7 @@ def rehearsal(users: int, tokens_per_s: float, ttft_s: float, itl_s: float, osl:
     return Rehearsal(stretch * (share * ttft_s + (1 - share) * itl_s), stretch * itl_s, tokens)
 
 
-def distortion(load: Load, truth: TrueTimes, users: int, ideal_per_s: float, mock_cores: float) -> Distortion:
+def distortion(load: Load, truth: TrueTimes, users: int, ideal_per_s: float) -> Distortion:
     """The client's view of the requests that it sent in the window, compared with the mock's: `truth`."""
     log = load.log.where(within(load, load.log.sent_s) & ~load.log.failed)
     if not len(log) or not truth.requests:
@@ -277,7 +272,6 @@ def distortion(load: Load, truth: TrueTimes, users: int, ideal_per_s: float, moc
         ideal_per_s=ideal_per_s,
         cpu_cores=load.client.cpu_cores,
         busiest_core=load.client.busiest_core,
-        mock_cores=mock_cores,
     )
 
 
@@ -294,17 +288,16 @@ def job(
     protocol: Protocol,
     *,
     arrivals_s: Seconds | None = None,
-    warm_up: int = WARM_UP,
 ) -> Job:
     """The load on a mock that answers in `e2e_s`: a closed loop of `users`, or, with `arrivals_s`, an open loop."""
-    ahead = math.ceil((warm_up + 2 + MEASURED_S / e2e_s) * users) if arrivals_s is None else len(arrivals_s)
+    ahead = math.ceil((WARM_UP + 2 + MEASURED_S / e2e_s) * users) if arrivals_s is None else len(arrivals_s)
     return Job(
         server=mock.plan(protocol),
         contract=mock.openai_contract if protocol == "openai" else mock.contract,
         source=RequestSource(LengthsPlan(isl=float(PROMPT_TOKENS), osl=float(osl)), None, False, (0,)),
         users=users if arrivals_s is None else None,
         arrivals_s=arrivals_s,
-        warm_up=warm_up,
+        warm_up=WARM_UP,
         ramp_s=e2e_s,  # users that start together would send in lockstep, unlike in any sweep
         ahead=ahead,
     )

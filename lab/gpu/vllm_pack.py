@@ -61,7 +61,7 @@ def is_left_out(name: str) -> bool:
     return left or (not name.startswith("vllm/") and is_unused(name))
 
 
-def blanked(library: bytes, architecture: int = ARCHITECTURE) -> bytes:
+def blanked(library: bytes) -> bytes:
     """A shared library with zeros in place of the machine code of other GPUs and of all code to be compiled (PTX).
 
     The CUDA compiler puts kernels into containers: a header (magic number, version, its own size, the size of what
@@ -79,7 +79,7 @@ def blanked(library: bytes, architecture: int = ARCHITECTURE) -> bytes:
         while at < end:
             kind, _, own_header, own_size = struct.unpack_from("<HHIQ", content, at)
             (capability,) = struct.unpack_from("<I", content, at + 28)
-            if kind == PTX or (kind == CUBIN and capability != architecture):
+            if kind == PTX or (kind == CUBIN and capability != ARCHITECTURE):
                 content[at + own_header : at + own_header + own_size] = bytes(own_size)
             at += own_header + own_size
         place = end

@@ -96,7 +96,6 @@ class Truth:
             "requests": len(chosen),
             "ttft_s": float(chosen.ttft_s.mean()) if len(chosen) else NEVER,
             "itl_s": float(itl_s.mean()) if itl_s.size else NEVER,
-            "cpu_s": self.cpu_s,
         }
 
     def save(self, path: Path) -> None:

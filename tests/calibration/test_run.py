@@ -180,7 +180,7 @@ def test_cancelling_ends_the_run_and_keeps_what_was_measured(url: str, store: St
 def test_a_load_generator_that_cannot_keep_up_is_refused_before_anything_is_measured(
     url: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = Distortion(3, 1, 0.02, 0.1, 1.0, 2.0, 1.0, 1.0, 0.1)
+    slow = Distortion(3, 1, 0.02, 0.1, 1.0, 2.0, 1.0, 1.0)
     monkeypatch.setattr(self_check, "check", lambda *_, **__: slow)
     file = parse_plan(plan(url).text.replace("self_check: false", "self_check: true"))
     with pytest.raises(ClientLimitedError, match="by more than 5 ms or 1 %"):
@@ -194,7 +194,7 @@ def test_as_many_processes_as_the_mock_shows_to_be_needed(store: Store, monkeypa
 
     def check(users: int, *_: object, processes: int) -> Distortion:
         tried.append((users, processes))
-        return Distortion(users, processes, 0.02 / processes**3, 0.0, 1.0, 1.0, 1.0, 1.0, 0.1)
+        return Distortion(users, processes, 0.02 / processes**3, 0.0, 1.0, 1.0, 1.0, 1.0)
 
     monkeypatch.setattr(self_check, "check", check)
     monkeypatch.setattr(self_check.system, "usable", lambda: {0, 1, 2, 3})

@@ -46,8 +46,6 @@ class Contract:
         steps: of the ensemble, in order.
         parameters: per model, parameter -> what stands in its place in the template: "${placeholder}" or a value.
         batched: whether tensorrt_llm has a dynamic batcher as published.
-        gpu_memory_fraction, overlaps: what the backend uses if kv_cache_free_gpu_mem_fraction and enable_trt_overlap
-            are not given.
     """
 
     name: str
@@ -55,8 +53,6 @@ class Contract:
     steps: tuple[Step, ...]
     parameters: Mapping[str, Mapping[str, str]]
     batched: bool
-    gpu_memory_fraction: float
-    overlaps: bool
 
     def model(self, name: str) -> Model | None:
         """The model of that name; None if this release has none."""
@@ -161,8 +157,6 @@ V05 = Contract(
         "postprocessing": _TOKENIZER,
     },
     batched=False,
-    gpu_memory_fraction=0.85,
-    overlaps=True,
 )
 
 V08 = Contract(
@@ -186,8 +180,6 @@ V08 = Contract(
         "tensorrt_llm_bls": {"accumulate_tokens": "${accumulate_tokens}"},
     },
     batched=True,
-    gpu_memory_fraction=0.9,
-    overlaps=False,
 )
 
 CONTRACTS = {contract.name: contract for contract in (V08, V05)}

@@ -134,7 +134,7 @@ def closed(protocol: Protocol, users: int, seconds: float, processes: int) -> Ro
         found = cost(load)
         truth = mock.truth().between(load.start_s, load.stop_s)
     times = TrueTimes(**truth.means(load.start_s, load.stop_s))
-    seen = distortion(load, times, users, TRUTH.requests_per_s(users, OSL), mock_cores=0.0)
+    seen = distortion(load, times, users, TRUTH.requests_per_s(users, OSL))
     sent_s = load.log.sent_s
     log = load.log.where((sent_s >= load.start_s) & (sent_s < load.stop_s) & ~load.log.failed)
     itl_s = (log.last_token_s - log.first_token_s) / (log.tokens - log.first_chunk_tokens)

@@ -85,7 +85,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     """The facts of a measurement, without its points. Raises UsageError if there is no such measurement."""
     if not (folder / "facts.json").is_file():
         raise click.UsageError(
-            f"{folder} holds no measurements: bring them with python -m lab.gpu.home --name {folder.name}"
+            f"{folder} holds no measurements: bring them with python -m lab.gpu.home ARCHIVE --name {folder.name}"
         )
     facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
     return facts

@@ -141,11 +141,11 @@ def _run(wanted: Wanted, side: _Side, prompts: replay.Prompts, n: int, on_share:
 
 
 def _due_s(pacing: Pacing, n: int, seed: int) -> Seconds:
-    """Notes that hold for every run."""
     return pacing.send_times_s(n, np.random.default_rng(seed))
 
 
 def _notes(wanted: Wanted, n: int) -> list[str]:
+    """Notes that hold for every run."""
     notes = list(wanted.notes)
     if wanted.pairs > wanted.repeats:
         notes.append(
@@ -208,8 +208,8 @@ def _of(runs: Sequence[Stats], statistic: Callable[[list[float]], Any]) -> dict[
 
 
 def _spread(values: list[float]) -> float:
-    """The sample standard deviation; 0 for a single run, which the number of runs beside it makes clear."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    """The sample standard deviation."""
+    return float(np.std(values, ddof=1))
 
 
 def table(comparison: Comparison) -> str:
@@ -234,5 +234,5 @@ def _row(model: str, runs: Sequence[Stats]) -> list[str]:
     for name in SHOWN:
         scale = 1000 if name.endswith("_s") and name.startswith("latency") else 1
         values = [getattr(run, name) * scale for run in runs]
-        cells.append(f"{np.mean(values):.2f}" + (f" ± {_spread(values):.2f}" if len(values) > 1 else ""))
+        cells.append(f"{np.mean(values):.2f} ± {_spread(values):.2f}")
     return cells

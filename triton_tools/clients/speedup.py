@@ -16,41 +16,34 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times better B is than A: the geometric mean over pairs of runs, and its 95 % interval.
-
-    The interval is unknown, None, for a single pair.
-    """
+    """How many times better B is than A: the geometric mean over pairs of runs, and its 95 % interval."""
 
     mean: float
-    low: float | None = None
-    high: float | None = None
+    low: float
+    high: float
 
     @property
-    def sure(self) -> bool | None:
-        """Whether the interval excludes 1, which is no difference; None if there is no interval."""
-        return None if self.low is None or self.high is None else not self.low <= 1 <= self.high
+    def sure(self) -> bool:
+        """Whether the interval excludes 1, which is no difference."""
+        return not self.low <= 1 <= self.high
 
     def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return f"{self.mean:.2f}x (a single pair of runs: interval not known)"
         doubt = "" if self.sure else "; it includes 1: no difference shown"
         return f"{self.mean:.2f}x (95 % interval {self.low:.2f} to {self.high:.2f}{doubt})"
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """``above / below`` pair by pair. The interval is Student's on the logarithms of the pairs' ratios.
+    """``above / below`` pair by pair, of two pairs or more; all numbers are positive. The interval is Student's on the
+    logarithms of the pairs' ratios.
 
     Pairs are compared rather than the means of each side, because what slows the machine down for a while slows both
     runs of a pair.
-    Both sequences hold positive numbers and have the same length.
 
-    >>> ratio([30.0], [10.0])
-    Ratio(mean=3.0, low=None, high=None)
+    >>> ratio([30.0, 30.0], [10.0, 10.0])
+    Ratio(mean=3.0, low=3.0, high=3.0)
     """
     logs = np.log(np.array(above, float)) - np.log(np.array(below, float))
     mean = float(logs.mean())
-    if len(logs) == 1:
-        return Ratio(_rounded(mean))
     half = mean_half_width(logs, CONFIDENCE)
     return Ratio(_rounded(mean), _rounded(mean - half), _rounded(mean + half))
 

@@ -18,7 +18,6 @@ PAIRS = st.lists(st.tuples(RATES, RATES), min_size=2, max_size=8)
 def test_swapping_the_sides_inverts_the_ratio_and_its_interval(pairs: list[tuple[float, float]]) -> None:
     above, below = zip(*pairs, strict=True)
     one, other = ratio(above, below), ratio(below, above)
-    assert one.low is not None and one.high is not None and other.high is not None
     assert one.mean * other.mean == pytest.approx(1, rel=1e-9)
     if other.high < 1e100:
         assert one.low == pytest.approx(1 / other.high, rel=1e-8)
@@ -38,14 +37,9 @@ def test_the_interval_holds_the_true_ratio_in_95_of_100_cases() -> None:
     drift = np.exp(0.3 * rng.standard_normal((2000, 4)))
     a, b = (rate * drift * np.exp(0.05 * rng.standard_normal((2000, 4))) for rate in (10.0, 30.0))
     found = [ratio(b[i], a[i]) for i in range(2000)]
-    inside = np.mean([one.low <= 3 <= one.high for one in found if one.low is not None and one.high is not None])
+    inside = np.mean([one.low <= 3 <= one.high for one in found])
     assert inside == pytest.approx(0.95, abs=0.015)  # 3 standard errors of 2,000 draws
-    assert np.mean([one.high / one.low for one in found if one.low and one.high]) < 1.5  # the drift is not in it
-
-
-def test_one_pair_is_not_called_sure() -> None:
-    assert ratio([3.0], [1.0]).sure is None
-    assert "not known" in str(ratio([3.0], [1.0]))
+    assert np.mean([one.high / one.low for one in found]) < 1.5  # the drift is not in it
 
 
 def test_no_difference_is_said_to_be_none() -> None:
@@ -56,5 +50,5 @@ def test_no_difference_is_said_to_be_none() -> None:
 def test_shorter_latency_is_a_speed_up() -> None:
     slow = Stats(1.0, 10.0, 6.0, 7.0, 7.0, 1.0, 1.0, 1.0, 1.0, 1)
     fast = Stats(2.0, 30.0, 1.5, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1)
-    gain = speed_up([slow], [fast])
+    gain = speed_up([slow, slow], [fast, fast])
     assert (gain.requests_per_s.mean, gain.output_tokens_per_s.mean, gain.latency.mean) == (2.0, 3.0, 4.0)

@@ -191,6 +191,12 @@ def test_faulty_tables_are_named_by_line(text: str, says: str, tmp_path: Path) -
         parse_service_times(str(table))
 
 
+def test_a_table_saved_by_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    table = tmp_path / "times.csv"
+    table.write_bytes(b"\xef\xbb\xbfbatch_size,service_time_ms\r\n1,9\r\n2,10\r\n")
+    assert parse_service_times(str(table)).of(1)(2) == 0.010
+
+
 @pytest.mark.parametrize("text", ["nowhere.csv", "8+1*n", "8ms+n", "a\0b", 5000 * "x"])
 def test_neither_law_nor_file(text: str) -> None:
     with pytest.raises(PointsError, match="neither a file"):

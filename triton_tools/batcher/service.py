@@ -102,7 +102,7 @@ def read_service_times(path: Path) -> Measured:
         PointsError: the file cannot be read, lacks a column, or has a wrong value (its line is named).
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or []
             unit = next((name for name in UNITS if name in columns), None)

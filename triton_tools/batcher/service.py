@@ -6,7 +6,9 @@ import csv
 import math
 import os
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from sizing.errors import PointsError, ScenarioError
@@ -49,16 +51,11 @@ class ServiceTimes:
                 f"no service time for {rows} rows: the largest batch size measured is {self.points[-1][0]}; "
                 "measure larger ones, or lower max_batch_size"
             )
-        below, above = self.points[0], self.points[0]
-        for point in self.points:
-            above = point
-            if point[0] >= rows:
-                break
-            below = point
-        if above[0] <= below[0] or rows <= below[0]:
-            return below[1] if rows <= below[0] else above[1]
-        share = (rows - below[0]) / (above[0] - below[0])
-        return below[1] + share * (above[1] - below[1])
+        place = bisect_left(self.points, rows, key=itemgetter(0))
+        if not place:
+            return self.points[0][1]
+        (below, below_s), (above, above_s) = self.points[place - 1 : place + 1]
+        return below_s + (rows - below) / (above - below) * (above_s - below_s)
 
 
 @dataclass(frozen=True, slots=True)

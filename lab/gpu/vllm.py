@@ -372,14 +372,17 @@ def measure(
 ) -> None:
     """Measure until the agenda is done or the time is over."""
     ends_s = time.monotonic() + budget_s - RESERVE_S
+    agenda = REHEARSAL if rehearsal else AGENDA
+    known = dict.fromkeys(served.model for served in agenda)
+    if unknown := set(only) - set(known):
+        raise click.UsageError(f"--only {', '.join(sorted(unknown))}: the models are {', '.join(known)}")
     kept = Kept(work or out / "work", out, resume)
     kept.start_log()
     kept.learn("is_small", rehearsal)
     gpu = "cpu" if rehearsal else gpu_of(kept, program)
-    agenda = [served for served in (REHEARSAL if rehearsal else AGENDA) if not only or served.model in only]
     with Watch(kept.work / "gpu.csv") as watch:
         measuring = Measuring(kept, Store(f"sqlite:///{kept.database}"), watch, gpu, processes, ends_s)
-        for number, served in enumerate(agenda):
+        for number, served in enumerate(served for served in agenda if not only or served.model in only):
             left_s = ends_s - time.monotonic()
             if left_s < LEAST_S:
                 break

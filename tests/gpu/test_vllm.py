@@ -28,8 +28,8 @@ from calibration.store import Store
 from lab.gpu.home import DATA, bring, home
 from lab.gpu.kept import Kept
 from lab.gpu.pack import HERE
-from lab.gpu.page import page
-from lab.gpu.vllm import AGENDA, LLAMA_8B, REHEARSAL, SLOTS, Running, Served, plan_of, write_model
+from lab.gpu.page import page, spread
+from lab.gpu.vllm import AGENDA, LLAMA_8B, REHEARSAL, SLOTS, Running, Served, measure, plan_of, write_model
 from lab.gpu.vllm_pack import CUBIN, FATBIN, PTX, blanked, is_left_out
 from sizing.catalog import model
 from sizing.points import read_points, write_points
@@ -220,6 +220,17 @@ def test_a_page_of_nothing_is_refused_in_a_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(page, ["none", "--data", str(tmp_path)])
     assert done.exit_code == 2
     assert "holds no measurements" in done.output
+
+
+def test_levels_measured_twice_are_named_with_their_unit() -> None:
+    told = spread(read_points(DATA / "gpu" / "h200-vllm" / "points.csv"))
+    assert "| 1000/200 | 16 users |" in told and "| 1000/200 | 13.7 /s Poisson |" in told
+
+
+def test_a_model_that_the_agenda_lacks_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = CliRunner().invoke(measure, ["--out", str(tmp_path / "out"), "--only", "Llama"])
+    assert done.exit_code == 2 and "--only Llama: the models are meta-llama/Meta-Llama-3.1-8B, Qwen/" in done.output
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_rate_of_one_round_counts_on_a_gpu_alone() -> None:

@@ -26,7 +26,7 @@ from learn.course.beside import Terms, compared, ours
 from learn.course.corrections import LIMITS_OF_THE_METHOD, corrections
 from learn.course_form import Asked
 from sizing.errors import SizingError
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import count_of, milliseconds, significant
 from sizing.plans import Plan
 from sizing.points import Point
 from ui import answers
@@ -153,7 +153,7 @@ def _cost(sizing: CourseSizing, asked: Asked) -> None:
     price = ServerPrice(asked.server_price, asked.years, asked.hosting, asked.licence, asked.gpus_per_server)
     point, api = sizing.throughput.point, ApiPrice(asked.api_in, asked.api_out)
     rows = []
-    for name, servers in ((f"{sizing.whole_servers} whole servers", sizing.whole_servers), *_fraction(sizing)):
+    for name, servers in ((count_of(sizing.whole_servers, "whole server"), sizing.whole_servers), *_fraction(sizing)):
         cost = tco(servers, price, sizing.peak_per_s, asked.mean_per_s)
         per_in, per_out = per_token(cost.per_1000_at_mean, point.isl, point.osl, asked.api_out / asked.api_in)
         rows.append(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from learn.course.throughput import Throughput
-from sizing.numbers import significant
+from sizing.numbers import count_of, significant, with_unit
 from sizing.workload import finite
 
 GPUS_PER_SERVER = 8
@@ -43,11 +43,12 @@ class CourseSizing:
     @property
     def sentence(self) -> str:
         """The arithmetic on one line."""
-        per = significant(self.throughput.per_gpus(self.gpus_per_server))
+        of_server = count_of(self.gpus_per_server, "GPU")
+        per = f"{significant(self.throughput.per_gpus(self.gpus_per_server))} per {of_server}"
         return (
-            f"{significant(self.peak_per_s, 5)} requests/s at the peak ÷ {per} per {self.gpus_per_server} GPUs = "
-            f"{significant(self.servers, 2)} servers: {self.instances} instances on {self.gpus} GPUs, "
-            f"{self.whole_servers} whole servers"
+            f"{significant(self.peak_per_s, 5)} requests/s at the peak ÷ {per} = "
+            f"{with_unit(significant(self.servers, 2), 'servers')}: {count_of(self.instances, 'instance')} on "
+            f"{count_of(self.gpus, 'GPU')}, {count_of(self.whole_servers, 'whole server')}"
         )
 
 

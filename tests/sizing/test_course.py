@@ -60,6 +60,12 @@ def test_the_course_s_costs() -> None:
     assert [round(price, 3) for price in per_token(at_peak.per_1000_at_peak, 2000, 200, 3)] == [0.035, 0.105]
 
 
+def test_one_of_each_is_written_in_the_singular() -> None:
+    point = replace(example.sizings()[0].throughput.point, tp=1)
+    told = size(throughput(point), peak_per_s=1.0, gpus_per_server=1).sentence
+    assert told.endswith("per 1 GPU = 0.19 servers: 1 instance on 1 GPU, 1 whole server")
+
+
 def test_where_the_course_errs_both_figures_are_told() -> None:
     tokens, concurrency, cost, price, median = corrections()
     assert ("37.18" in tokens.course, "3 GPUs" in tokens.course) == (True, True)

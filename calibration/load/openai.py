@@ -143,8 +143,8 @@ class OpenAiClient(HttpClient):
         except (ValueError, RecursionError, KeyError, TypeError):
             raise ServerError(f"{url}: not an OpenAI server: its /v1/models is not a list of models") from None
         if model not in known:
-            names = ", ".join(list(known)[:5]) or "none"
-            raise ServerError(f"{url} does not list a model {model!r}, only {names}; correct {KEY}", "server.model")
+            others = f", only {', '.join(list(known)[:5])}; correct {KEY}" if known else ": it lists none yet"
+            raise ServerError(f"{url} does not list a model {model!r}{others}", "server.model")
         found: Mapping[str, Any] = known[model]
         return found
 

@@ -206,6 +206,12 @@ def test_over_grpc(kind: str, tmp_path: Path) -> None:
     assert Store().runs() == []
 
 
+def test_a_server_that_lists_no_model_yet_says_so(tmp_path: Path) -> None:
+    with sockets(says(page(b'{"data": []}'))) as server:
+        told = failed(call("run", plan(tmp_path, f"protocol: openai, model: toy, url: 'http://{server}'")))
+    assert told.endswith("does not list a model 'toy': it lists none yet")
+
+
 def test_a_server_that_redirects_to_https_says_where_to(tmp_path: Path) -> None:
     moved = says(b"HTTP/1.1 301 Moved\r\nLocation: https://llm.example/v1/models\r\nContent-Length: 0\r\n\r\n")
     with sockets(moved) as server:

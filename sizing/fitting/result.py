@@ -21,6 +21,7 @@ from sizing.fitting.carried import (
     line_logs,
     luck_ratio,
     share_beyond_luck,
+    surprises,
     ttft_outside,
 )
 from sizing.fitting.levels import (
@@ -511,6 +512,7 @@ class Fit:
         known = np.flatnonzero(np.isfinite(self.left).any(axis=1) & (not self.of_one_level))
         levels = [self._levels[row] for row in known]
         shares = share_beyond_luck(levels, luck_ratio(self._trusted))
+        seen = surprises(self._levels, self.left, self.batching)
         sigmas = np.empty((len(points), 3))
         for rows, local in self._by_lengths(points):
             own = [points[row] for row in rows]
@@ -525,7 +527,7 @@ class Fit:
                 carried = [carried_over(self._levels, there, point, self.batching) for point in own]
                 variance += np.nan_to_num((change[: len(own)] - carried) / 2) ** 2
             for row, point in enumerate(own):
-                scatter = closed_sigmas(self._levels, self.protocol, point, has_experts=self.law.has_experts)
+                scatter = closed_sigmas(self._levels, self.protocol, point, seen=seen, has_experts=self.law.has_experts)
                 variance[row] += np.square(scatter)
                 variance[row] += np.square(self.luck(point))
             if levels:

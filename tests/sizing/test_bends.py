@@ -31,6 +31,7 @@ from sizing.fitting.carried import (
     line_logs,
     luck_ratio,
     share_beyond_luck,
+    surprises,
     ttft_outside,
 )
 from sizing.fitting.fit import FROM_SHAPE, _elsewhere
@@ -259,9 +260,9 @@ def test_bands_of_an_moe_model_have_the_scatter_of_its_kind(
     found, _ = kinked(EQUAL)
     told: list[bool] = []
 
-    def noted(*asked: Any, has_experts: bool) -> tuple[float, float, float]:
+    def noted(*asked: Any, seen: Floats, has_experts: bool) -> tuple[float, float, float]:
         told.append(has_experts)
-        return closed_sigmas(*asked, has_experts=has_experts)
+        return closed_sigmas(*asked, seen=seen, has_experts=has_experts)
 
     monkeypatch.setattr("sizing.fitting.result.closed_sigmas", noted)
     law = dataclasses.replace(found.law, unread=0.5, unread_decay=unread_decay)
@@ -511,6 +512,44 @@ def test_lengths_without_a_level_are_told_by_the_others_and_the_nearer_the_more(
     assert not unheard.any()
 
 
+def test_lengths_that_surprise_each_other_leave_others_less_sure() -> None:
+    """Of three pairs of lengths one shows 20 % more ITL than the engine: it is a surprise to the others and they to it,
+    so bands of ITL widen at lengths that were not measured, those of requests/s narrow, and no other band changes."""
+    others = [dataclasses.replace(level(users), isl=isl) for isl in (1000, 2000, 4000) for users in (1, 100)]
+    even = np.zeros((6, 3))
+    left = even + np.array([0, 0, math.log(1.2)]) * (np.arange(6)[:, None] >= 4)
+    assert (surprises(others, even, Batching()) == 0).all() and len(surprises(others[:2], even[:2], Batching())) == 0
+    seen = surprises(others, left, Batching())
+    alone = carried_over(others[:4], left[:4], others[4], Batching())[2]
+    assert seen.shape == (3, 3) and seen[2, 2] == pytest.approx(2 * (math.log(1.2) - alone))
+    assert (seen[:, :2] == 0).all() and (seen[:, 2] > 0).all()
+    unmeasured = np.where(np.arange(6)[:, None] < 4, even, math.nan)
+    assert np.isnan(surprises(others, unmeasured, Batching())[2]).all()
+
+    elsewhere, here = dataclasses.replace(level(10), isl=8000), level(10)
+    usual = closed_sigmas(others, UNTOLD, elsewhere)
+    rate, ttft, itl = closed_sigmas(others, UNTOLD, elsewhere, seen=seen)
+    assert itl == pytest.approx(math.sqrt((2 * usual[2] ** 2 + np.sum(seen[:, 2] ** 2)) / 5)) and ttft == usual[1]
+    assert rate == pytest.approx(usual[0] * math.sqrt(2 / 5))
+    assert closed_sigmas(others, UNTOLD, here, seen=seen) == closed_sigmas(others, UNTOLD, here)
+    partly = closed_sigmas(others, UNTOLD, elsewhere, seen=np.array([[math.nan, math.nan, 0.3]]))
+    assert partly[0] == usual[0] and partly[2] > usual[2]
+
+
+def test_a_fit_to_lengths_that_differ_from_the_law_is_less_sure_at_others() -> None:
+    found, _ = kinked(EQUAL)
+    levels = [error.point for error in found.errors]
+    longer = [dataclasses.replace(point, isl=2 * point.isl) for point in levels]
+    errors = tuple(error._replace(point=point) for error, point in zip(found.errors, longer, strict=True))
+    asked = dataclasses.replace(levels[2], isl=4 * levels[2].isl)
+    alike, apart = (
+        dataclasses.replace(found, errors=found.errors + errors, left=np.vstack([found.left, found.left + by]))
+        for by in (0.0, 0.3)
+    )
+    assert (apart.mean_sigmas([asked])[0, [0, 2]] > 1.5 * alike.mean_sigmas([asked])[0, [0, 2]]).all()
+    assert apart.mean_sigmas([levels[2]]) == pytest.approx(alike.mean_sigmas([levels[2]]))
+
+
 def test_figures_move_towards_straight_lines_where_no_queue_begins() -> None:
     """ITL 20 ms with one user and, in the logarithms, half way to 80 ms with 100: 40 ms with 10; measured twice, at 10
     and 40 ms, it is 20 ms. A figure of the law moves a fifth of the way."""
@@ -565,6 +604,15 @@ def test_closed_loops_are_less_sure_beyond_the_users_and_lengths_measured() -> N
     for place in (0, 2):
         assert edge[place] < twice[place] < far[place]
     assert edge[1] < twice[1] and edge[1] < closed_sigmas(levels, UNTOLD, dataclasses.replace(level(64), isl=4000))[1]
+
+
+def test_a_ttft_of_an_moe_model_is_surer_beyond_the_users_and_at_other_lengths() -> None:
+    """Published servers of dense models scatter about twice as far there, and as far between their levels."""
+    levels = [*(level(users) for users in LEVELS), dataclasses.replace(level(8), isl=4000)]
+    beyond, elsewhere, between = level(1024), dataclasses.replace(level(64), isl=8000), level(64)
+    for asked, ratio in ((beyond, 0.7), (elsewhere, 0.5), (between, 1.0)):
+        dense, moe = (closed_sigmas(levels, UNTOLD, asked, has_experts=told)[1] for told in (False, True))
+        assert moe == pytest.approx(ratio * dense, rel=0.01)
 
 
 @pytest.mark.parametrize("users", [64, 512])

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 
 from sizing.engine import Batching, KvPolicy, Policy
 
+ENGINE_NAMES: Mapping[str, str] = MappingProxyType({"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"})
+"""Engines as their makers spell them, by the names that this program takes."""
 _GIB = 2.0**30
 _ByMemory = tuple[tuple[float, int], ...]
 """Values by a GPU's memory: each from so many bytes on."""

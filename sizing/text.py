@@ -5,6 +5,7 @@ Errors, and the reasons of rejections, are worded where they arise; help for a f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil, isnan
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sizing.deploy.settings import settings_json
 from sizing.engine import UNLIMITED_KV_TOKENS, Batching
+from sizing.engine_defaults import ENGINE_NAMES
 from sizing.errors import one_line
 from sizing.numbers import count_of, gpus, met, milliseconds, per_second, percent, significant, with_unit
 from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
@@ -51,6 +53,17 @@ LEFT_OUT = {
     "too_few": ("lacks GPUs", "lack GPUs"),
 }
 """Kinds of reasons to leave a configuration out, said of one and of several."""
+ENGINE = re.compile(rf"(?<![\w./:-])({'|'.join(ENGINE_NAMES)})(?![\w/-]|[.:]\w)")
+"""An engine's name as a word of its own: no part of a path, a file's name or a model's."""
+
+
+def spelt(text: str) -> str:
+    """`text` with the names of engines as their makers spell them.
+
+    >>> spelt("h200_sxm TP1 fp8 vllm, 10 measured points, vllm 0.25.1"), spelt("vllm-bench.json of trtllm")
+    ('h200_sxm TP1 fp8 vLLM, 10 measured points, vLLM 0.25.1', 'vllm-bench.json of TensorRT-LLM')
+    """
+    return ENGINE.sub(lambda found: ENGINE_NAMES[found[1]], text)
 
 
 def capital(text: str) -> str:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from sizing.numbers import percent
 from sizing.plans import Basis, Fleet
-from sizing.text import BASES, LEFT_OUT, capital, counts
+from sizing.text import BASES, LEFT_OUT, capital, counts, spelt
 from sizing.workload import Limit, Limited
 from ui.scenario import Scenario
 
@@ -22,9 +22,6 @@ OF_UNIT = re.compile(
     r"(?<=\d) (?=(?:%|ms|s|min|h|Gi?B|GPUs?|points?|tokens|users|requests)(?!\w))|(?<=≤) |(?<=<=) | (?=≤|<=)"
 )
 """The space before the unit of a number, and those around the sign of a limit."""
-ENGINES = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
-ENGINE = re.compile(rf"(?<![\w./:-])({'|'.join(ENGINES)})(?![\w/-]|[.:]\w)")
-"""An engine's name as a word of its own: no part of a path, a file's name or a model's."""
 DOUBTFUL: tuple[Basis, ...] = ("extrapolated", "estimated", "what-if")
 BASIS_HELP = {
     basis: f"{capital(meaning)}.{' Measure before buying.' if basis in DOUBTFUL else ''}"
@@ -46,15 +43,6 @@ UNIT: dict[Limited, tuple[str, float]] = {
 }
 """Unit of a metric on screen, and how many of it make a second, or all."""
 sentence_case = capital
-
-
-def spelt(text: str) -> str:
-    """`text` with the names of engines as their makers spell them.
-
-    >>> spelt("h200_sxm TP1 fp8 vllm, 10 measured points, vllm 0.25.1"), spelt("vllm-bench.json of trtllm")
-    ('h200_sxm TP1 fp8 vLLM, 10 measured points, vLLM 0.25.1', 'vllm-bench.json of TensorRT-LLM')
-    """
-    return ENGINE.sub(lambda found: ENGINES[found[1]], text)
 
 
 def plain(text: str) -> str:

@@ -20,6 +20,7 @@ import yaml
 
 from sizing.deploy.settings import DeployError, Deployment, Pool
 from sizing.engine import KvPolicy
+from sizing.engine_defaults import ENGINE_NAMES
 from sizing.errors import one_line
 
 Options = dict[str, "str | int | float | bool | None"]
@@ -267,7 +268,7 @@ LISTEN: tuple[str, ...] = ("--host", "0.0.0.0", "--port", str(PORT))  # inside a
 ENGINES: Mapping[str, Engine] = MappingProxyType(
     {
         "vllm": Engine(
-            "vLLM",
+            ENGINE_NAMES["vllm"],
             "0.32.0",
             "vllm/vllm-openai:v0.32.0",
             lambda plan: ["vllm", "serve", plan.path, "--served-model-name", plan.model, *LISTEN],
@@ -275,7 +276,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
             ("vllm:num_requests_running", "vllm:num_requests_waiting"),
         ),
         "sglang": Engine(
-            "SGLang",
+            ENGINE_NAMES["sglang"],
             "0.5.17",
             "lmsysorg/sglang:v0.5.17",
             lambda plan: [
@@ -286,7 +287,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
             ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
         ),
         "trtllm": Engine(
-            "TensorRT-LLM",
+            ENGINE_NAMES["trtllm"],
             "1.2.1",
             "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
             lambda plan: ["trtllm-serve", plan.path, *LISTEN, "--backend", "pytorch", "--extra_llm_api_options"],

@@ -20,6 +20,7 @@ from sizing.catalog import Layout
 from sizing.errors import SizingError, first_fault, quoted
 from sizing.files import json_object
 from sizing.plans import Basis, label_of
+from sizing.text import spelt
 from sizing.workload import Limited, Metric, limited_name
 
 MOST_TEXT = 100_000
@@ -321,8 +322,8 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """For instance: h200_sxm TP2 bf16 vllm."""
-        return label_of(self.gpu, self.layout, self.precision, self.engine)
+        """For instance: h200_sxm TP2 bf16 vLLM."""
+        return spelt(label_of(self.gpu, self.layout, self.precision, self.engine))
 
     @property
     def gpus_per_replica(self) -> int:

@@ -21,7 +21,7 @@ from sizing.report.model import (
     TrafficHour,
     WayOut,
 )
-from sizing.text import GOODPUT_JUDGED, GOODPUT_PRICE, LEFT_OUT, METHOD, capital, counts
+from sizing.text import GOODPUT_JUDGED, GOODPUT_PRICE, LEFT_OUT, METHOD, capital, counts, spelt
 
 # --- Text and numbers as the writers show them: nothing invisible, nothing endless, numbers with three digits
 
@@ -204,7 +204,7 @@ def configurations(report: Report) -> Table:
 def configuration_row(found: Configuration, priced: bool) -> tuple[Cell, ...]:
     """One row of the configurations."""
     return (
-        *(found.gpu, str(found.layout), found.precision, found.engine),
+        *(found.gpu, str(found.layout), found.precision, spelt(found.engine)),
         *(found.gpus, gpus_band(found), found.planned_per_gpu, found.room),
         *(found.binding.partition(" <= ")[0], found.basis, METHOD[found.verified_by]),
         *((found.cost_per_hour,) if priced else ()),
@@ -221,7 +221,7 @@ def left_out(report: Report) -> Table:
                 row.gpu,
                 row.layout or f"TP{row.tp}",
                 row.precision,
-                row.engine,
+                spelt(row.engine),
                 LEFT_OUT.get(row.kind, (row.kind,))[0],
                 capital(row.why),
             )
@@ -314,7 +314,7 @@ def sources(report: Report) -> Table:
         ("Configuration", "Basis", "Source", "Standard error", "Points", "Measured", "Digest of the data"),
         tuple(
             (
-                *(row.configuration, row.basis, row.source, row.error),
+                *(spelt(row.configuration), row.basis, spelt(row.source), row.error),
                 *(str(row.points) if row.points else NONE, dates(row.measured_from, row.measured_to), row.digest),
             )
             for row in report.sources
@@ -383,12 +383,12 @@ def ways_out(report: Report) -> Table:
 def way_out_row(way: WayOut) -> tuple[Cell, ...]:
     """One limit; words where it is met as it is, or where no value of it helps."""
     at = f"{way.kept_at} %" if way.metric == "goodput" else f"p{way.kept_at}"
-    lower = f"{at} ({way.kept_by})" if way.kept_at is not None else NONE
+    lower = f"{at} ({spelt(way.kept_by)})" if way.kept_at is not None else NONE
     if way.kept:
-        return limit_name(way), way.limit, "kept as asked", NONE, lower, way.configuration
+        return limit_name(way), way.limit, "kept as asked", NONE, lower, spelt(way.configuration)
     if way.smallest.value is None:
         return limit_name(way), way.limit, "none alone", NONE, lower, "another limit fails too"
-    return limit_name(way), way.limit, way.smallest, way.roomy, lower, way.configuration
+    return limit_name(way), way.limit, way.smallest, way.roomy, lower, spelt(way.configuration)
 
 
 def together(report: Report) -> Table:
@@ -396,7 +396,7 @@ def together(report: Report) -> Table:
     return Table(
         "Together",
         ("Limit", "Asked", "Smallest that works", "Configuration"),
-        tuple((limit_name(row), row.limit, row.smallest, row.configuration) for row in report.together),
+        tuple((limit_name(row), row.limit, row.smallest, spelt(row.configuration)) for row in report.together),
         note="No single limit is enough: with all of these relaxed, this configuration meets the SLA. Its replicas are "
         "nearly idle then, so it takes very many.",
     )

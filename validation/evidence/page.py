@@ -52,7 +52,7 @@ their names. One half decided what the fit weighs and allows for, and how wide b
 table. The choices were:
 
 - What fitted levels show beyond the law is carried over to other levels and, by nearness, to other lengths.
-  There the bands of requests/s and ITL are as wide as each fitted pair of lengths, left out in turn, surprises the rest.
+  Bands of requests/s and ITL there are as wide as each fitted pair of lengths, left out in turn, surprises the rest.
 - The straight line makes up a fifth of an answer between levels.
 - Beyond the most users, and wherever a single level was measured, the part of a mean TTFT that the engine does not
   explain grows with the power 2/3 of users times prompt tokens.

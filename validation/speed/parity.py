@@ -161,16 +161,19 @@ def cells(name: str, tool: Tool, users: int, requests: int) -> list[str]:
     ]
 
 
-def absolute(name: str) -> Path:
-    """A folder as the tools see it, who run elsewhere; links stay, by which a virtual environment knows itself."""
-    return Path(name).absolute()
+def environment(name: str) -> Path:
+    """A virtual environment as the tools see it, who run elsewhere; links stay, by which it knows itself."""
+    found = Path(name).absolute()
+    if not (found / "bin" / "python").exists():
+        raise argparse.ArgumentTypeError(f"{name} is no virtual environment: it has no bin/python")
+    return found
 
 
 def main() -> None:
     """Print the table: the tools take turns."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--aiperf", type=absolute, help="virtual environment of AIPerf")
-    parser.add_argument("--vllm", type=absolute, help="virtual environment of vLLM")
+    parser.add_argument("--aiperf", type=environment, help="virtual environment of AIPerf")
+    parser.add_argument("--vllm", type=environment, help="virtual environment of vLLM, such as .cache/vllm/venv")
     parser.add_argument("--streams", type=int, nargs="+", default=[128, 256])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=2000, help="of the shorter run of each row")

@@ -85,7 +85,7 @@ from sizing.question import Question
 from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
-from sizing.text import Extras, ways_out_lines
+from sizing.text import Extras, spelt, ways_out_lines
 from sizing.trace import DAY_S, Trace, TraceError, merged
 from sizing.trace_files import FORMATS, read_trace_noted
 from sizing.workload import SHARES, Lengths, Prefix, Sla
@@ -94,7 +94,6 @@ from ui.computing import Available, Carried, Outcome, Ways, answered, computed, 
 from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario, example_trace
 from ui.visit import Recorded, remembered, visit
-from ui.words import spelt
 
 ESTIMATES = (resource("data/catalog"), resource("data/laws"))
 """Folders of the data that estimates rest on."""

@@ -31,6 +31,7 @@ from sizing.question import (
     VARIATION,
     Range,
 )
+from sizing.text import spelt
 from sizing.token_law import LOGNORMAL
 from sizing.workload import (
     LEAST_GOODPUT,
@@ -49,7 +50,7 @@ from ui import answers, link
 from ui.scenario import OF_SERVER, PRESETS, Scenario
 from ui.values import fill, fill_law, fill_limit, fill_sessions, fill_share, read, read_law, with_percentiles
 from ui.visit import fill_view, let_go, number_kept, visit
-from ui.words import UNIT, plain, sentence_case, spelt
+from ui.words import UNIT, plain, sentence_case
 
 state = st.session_state
 T = TypeVar("T")

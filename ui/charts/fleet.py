@@ -9,6 +9,7 @@ from sizing.analyses.curves import FleetSizes, LengthCell
 from sizing.analyses.daily import HOURS, Daily
 from sizing.memory_use import FREE_PARTS, PARTS, MemoryUse
 from sizing.numbers import count_of, per_second, percent, significant
+from sizing.text import spelt
 from ui.charts.base import (
     DASHES,
     LOG_FROM,
@@ -23,7 +24,6 @@ from ui.charts.base import (
     patterned,
     planned_point,
 )
-from ui.words import spelt
 
 
 class FleetSteps(NamedTuple):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from sizing.analyses.curves import INTERACTIVITY, Measure, Speed, SpeedCurve, front
 from sizing.numbers import significant
+from sizing.text import spelt
 from ui.charts.base import LOG_FROM, SMALL, Chart, Ink, Plot, figure_of, note
-from ui.words import spelt
 
 FAINT = 0.5
 """Opacity of what is not on the front."""

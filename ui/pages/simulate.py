@@ -10,6 +10,7 @@ from sizing.errors import ScenarioError
 from sizing.numbers import significant
 from sizing.plans import Fleet, Plan
 from sizing.simulator import Simulated
+from sizing.text import spelt
 from sizing.workload import Limit
 from ui import answers
 from ui.charts.latency import time_unit
@@ -20,7 +21,7 @@ from ui.scenario import Scenario
 from ui.views import inside
 from ui.views.inside import UNLIMITED_KV_TOKENS, RunSetup, SeenRun
 from ui.visit import chosen, visit
-from ui.words import limit_name, plain, sentence_case, spelt, tell, tell_unreadable
+from ui.words import limit_name, plain, sentence_case, tell, tell_unreadable
 
 VIEWS = {
     "replica": "A replica of the plan",

@@ -26,6 +26,7 @@ from sizing.numbers import count_of, significant
 from sizing.plans import Basis, Candidate, Fleet, Plan, Rejection, servers, usual_server
 from sizing.points import Point
 from sizing.prediction import Caution, Prediction
+from sizing.text import spelt
 from sizing.workload import Lengths, Limit, Sla
 from ui import answers, look
 from ui.answers import fits_elsewhere, ways_out, what_fits
@@ -35,18 +36,7 @@ from ui.look import card, data_behind, ink, rows_of_cards, show
 from ui.scenario import Scenario
 from ui.values import allow_any, use_candidate, use_limits
 from ui.visit import visit
-from ui.words import (
-    binding_name,
-    counted,
-    gpus_band,
-    limit_name,
-    plain,
-    room,
-    sentence_case,
-    spelt,
-    tell_unreadable,
-    why_none,
-)
+from ui.words import binding_name, counted, gpus_band, limit_name, plain, room, sentence_case, tell_unreadable, why_none
 
 LEVELS = 4
 """Load levels asked for: from one request at a time to a quarter more than planned."""

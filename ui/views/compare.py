@@ -16,7 +16,7 @@ from sizing.numbers import gpus, significant
 from sizing.plans import Fleet, Plan, Rejection, cost_of
 from sizing.points import FORMULA_STARTS
 from sizing.question import Question
-from sizing.text import LEFT_OUT, pools_lines
+from sizing.text import LEFT_OUT, pools_lines, spelt
 from sizing.workload import NO_PREFIX, Lengths, Limit
 from ui.charts.fleet import GIB
 from ui.link import PREFIX
@@ -24,7 +24,7 @@ from ui.look import basis_line
 from ui.values import use_candidate
 from ui.views.answer import in_words, reasons, warnings
 from ui.visit import visit
-from ui.words import binding_name, gpus_band, limit_name, plain, sentence_case, spelt
+from ui.words import binding_name, gpus_band, limit_name, plain, sentence_case
 
 # --- Which configurations stand side by side: one list, kept in the URL, changed in the table or in a pick list
 

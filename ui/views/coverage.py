@@ -22,6 +22,7 @@ from sizing.fitting.levels import is_stable
 from sizing.numbers import count_of
 from sizing.plans import Plan
 from sizing.points import Deployment, Point, Series
+from sizing.text import spelt
 from sizing.workload import Lengths
 from ui import answers
 from ui.link import PREFIX
@@ -29,7 +30,7 @@ from ui.scenario import Scenario
 from ui.views import new_run
 from ui.views.runs import review, show_run
 from ui.visit import let_go, visit
-from ui.words import BASIS_HELP, BASIS_LOOK, plain, spelt
+from ui.words import BASIS_HELP, BASIS_LOOK, plain
 
 state = st.session_state
 ROW_PX, HEADER_PX, ROWS_SEEN = 28, 38, 10

@@ -24,6 +24,7 @@ from sizing.numbers import count_of, gpus, per_second, significant, with_unit
 from sizing.plans import Fleet, Plan
 from sizing.points import Point
 from sizing.question import RATE, Range
+from sizing.text import spelt
 from sizing.workload import Limit
 from ui import answers
 from ui.answers import named
@@ -34,7 +35,7 @@ from ui.computing import Outcome
 from ui.look import basis_line, data_behind, ink, show
 from ui.scenario import Scenario
 from ui.visit import begin_anew, chosen, number_typed
-from ui.words import UNIT, limit_name, plain, room, sentence_case, spelt, tell, why_none
+from ui.words import UNIT, limit_name, plain, room, sentence_case, tell, why_none
 
 
 def load_input(label: str, value_per_s: float, key: str, help: str) -> float:

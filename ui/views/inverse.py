@@ -10,7 +10,7 @@ import streamlit as st
 from sizing.analyses.existing import Existing
 from sizing.numbers import count_of, gpus, per_second, percent, significant
 from sizing.plans import Rejection
-from sizing.text import WIDE, against, existing_band, existing_sentence
+from sizing.text import WIDE, against, existing_band, existing_sentence, spelt
 from ui import answers
 from ui.look import card, rows_of_cards
 from ui.scenario import FLEET, Scenario
@@ -24,7 +24,7 @@ from ui.views.answer import (
     warnings,
 )
 from ui.visit import number_kept
-from ui.words import limit_name, plain, spelt, tell_unreadable
+from ui.words import limit_name, plain, tell_unreadable
 
 FLEET_HELP = "Available GPUs, of the types chosen in the form; each type is evaluated alone, not mixed."
 RATE_HELP = "The load to plan for: SLA met, headroom kept, spares idle."
